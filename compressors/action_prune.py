@@ -1,4 +1,4 @@
-"""Keep what an action needs: what was and is attended to, and what has moved (SpecPrune-VLA)."""
+"""Keep tokens with high attention, and those that changed between frames (SpecPrune-VLA)."""
 
 from __future__ import annotations
 
@@ -11,21 +11,27 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Compressed, Compressor, Features
-from mmspec.compressors.selection import KEPT, best, budget, check_keep, chosen
+from mmspec.compressors.selection import (
+    OWN_SLOT,
+    check_keep,
+    count_kept,
+    select_features,
+    top_indices,
+)
 
 
 @dataclass(frozen=True)
 class ActionPrune(Compressor):
-    """Global, local and dynamic tokens of a robot's picture (Wang et al. 2026, SpecPrune-VLA).
+    """Global, local and dynamic tokens of a robot's image (Wang et al. 2026, SpecPrune-VLA).
 
-    Kept are the most attended tokens of the step before (global) and of this one (local), the share
-    `coarse` or, where the robot works finely, `fine` of all tokens each; and those that changed
-    (dynamic): a token is static where its cosine with an earlier frame is at least `limit`, and it
-    is among the share `static` of the most similar ones. The first frame is kept whole. limit=1 is
-    the identity.
+    Kept are the most attended tokens of the previous step (global) and of this one (local), each
+    the share `coarse` of all tokens, or `fine` during precise motion, and the tokens that changed
+    (dynamic). A token is static if its cosine with an earlier frame is at least `limit` and it is
+    among the share `static` of the most similar ones. The first frame is kept whole. limit=1 is the
+    identity.
 
-    Reconstructed: features are compared and not pixels, and one static share serves both modes. The
-    paper's further pruning between later layers is left out: it takes another forward.
+    Reconstructed: features are compared instead of pixels, and one static share serves both modes.
+    The paper's further pruning between later layers is omitted: it needs another forward.
     """
 
     coarse: float = 24 / 256
@@ -35,7 +41,7 @@ class ActionPrune(Compressor):
     needs: ClassVar[frozenset[str]] = frozenset(
         {"attention", "earlier-attention", "earlier-features", "precision"}
     )
-    places: ClassVar[str] = KEPT
+    position_rule: ClassVar[str] = OWN_SLOT
 
     def __post_init__(self) -> None:
         for share in (self.coarse, self.fine, self.static):
@@ -46,16 +52,16 @@ class ActionPrune(Compressor):
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         total = len(features.values)
         if not total:
-            return chosen(features, features.positions)
+            return select_features(features, features.positions)
         earlier = signals["earlier-features"].to(features.values).float()
         cosine = functional.cosine_similarity(features.values.float(), earlier, dim=-1)
         is_static = (cosine >= self.limit) & earlier.any(-1)
-        is_static &= self.limit < 1  # rounding may pass 1
-        alike = torch.zeros_like(is_static)
-        alike[best(cosine, budget(self.static, total))] = True
-        kept = ~(is_static & alike)
-        count = budget(self.fine if bool(signals["precision"].any()) else self.coarse, total)
+        is_static &= self.limit < 1  # rounding may exceed 1
+        is_similar = torch.zeros_like(is_static)
+        is_similar[top_indices(cosine, count_kept(self.static, total))] = True
+        selected = ~(is_static & is_similar)
+        count = count_kept(self.fine if bool(signals["precision"].any()) else self.coarse, total)
         for name in ("attention", "earlier-attention"):
             if bool(signals[name].any()):
-                kept[best(signals[name].to(kept.device), count)] = True
-        return chosen(features, kept.nonzero()[:, 0])
+                selected[top_indices(signals[name].to(selected.device), count)] = True
+        return select_features(features, selected.nonzero()[:, 0])

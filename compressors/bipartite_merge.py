@@ -1,4 +1,4 @@
-"""Merge the visual tokens that are most alike."""
+"""Merge the most similar visual tokens."""
 
 from __future__ import annotations
 
@@ -11,33 +11,33 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Compressed, Features
-from mmspec.compressors.selection import ShareOf, budget
+from mmspec.compressors.selection import FixedShare, count_kept
 
 
 @dataclass(frozen=True)
-class BipartiteMerge(ShareOf):
+class BipartiteMerge(FixedShare):
     """Bipartite soft matching down to the share `keep` (ToMe, Bolya et al. 2023).
 
-    Per round the even tokens choose the most similar odd one, and the r best links are merged,
-    weighted by size; r is at most half of the tokens, so keep=0.25 takes two rounds. Similarity
-    is the cosine of the features themselves: keys are an affair of the encoder. Tokens are put
-    back in order of their mean index, and take its (rounded) slot. sum(sizes) and sum(sizes *
-    features) are preserved; keep=1 is the identity. Where all layers of the draft model attend to
-    everything, a token counts there as often as it stands for, unless weighted=false.
+    Per round every even token selects the most similar odd one, and the r best pairs are merged,
+    weighted by size; r is at most half of the tokens, so keep=0.25 takes two rounds. Similarity is
+    the cosine of the features, not of the encoder's keys. Merged tokens are sorted by their mean
+    index and take its (rounded) slot. sum(sizes) and sum(sizes * features) are preserved; keep=1 is
+    the identity. Where all layers of the draft model use full attention, a token is weighted by its
+    size there, unless weighted=false.
     """
 
     weighted: bool = True
-    places: ClassVar[str] = "the mean slot of what was merged"
+    position_rule: ClassVar[str] = "the mean slot of the merged features"
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         count = len(features.values)
-        wanted = budget(self.keep, count)
+        target = count_kept(self.keep, count)
         values = features.values.float()
         sizes = torch.ones(count, device=values.device)
         index = torch.arange(count, device=values.device).float()
-        while len(values) > wanted:
-            joined = _merge(values, sizes, index, min(len(values) - wanted, len(values) // 2))
-            values, sizes, index = joined
+        while len(values) > target:
+            links = min(len(values) - target, len(values) // 2)
+            values, sizes, index = _merge(values, sizes, index, links)
         positions = features.positions[index.round().long()]
         return Compressed(values.to(features.values.dtype), positions, sizes.long())
 
@@ -45,13 +45,13 @@ class BipartiteMerge(ShareOf):
 def _merge(
     values: Tensor, sizes: Tensor, index: Tensor, links: int
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """One round on (N, H), (N,), (N,): `links` even tokens go into odd ones, in order again."""
+    """One round on (N, H), (N,), (N,): merge `links` even tokens into odd ones, sorted again."""
     direction = functional.normalize(values, dim=-1)
     best, partner = (direction[0::2] @ direction[1::2].T).max(-1)
     order = best.sort(descending=True, stable=True).indices
     target = torch.arange(len(values), device=values.device)
-    gone = order[:links]
-    target[2 * gone] = 2 * partner[gone] + 1
+    merged = order[:links]
+    target[2 * merged] = 2 * partner[merged] + 1
     total = torch.zeros_like(sizes).index_add(0, target, sizes)
     mean = torch.zeros_like(values).index_add(0, target, values * sizes[:, None])
     where = torch.zeros_like(index).index_add(0, target, index * sizes)

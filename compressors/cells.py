@@ -1,4 +1,4 @@
-"""Dividing a grid into cells of equal size, frame by frame; runs where there is no grid.
+"""Division of a grid into cells of equal size, per frame; runs without a grid.
 
 stride 2 on 3 x 5      cells 0 0 1 1 2     centres  x . x . x     (upper left of the middle)
                              0 0 1 1 2              . . . . .
@@ -20,28 +20,28 @@ PLACES = "the slot of the cell's centre"
 
 @dataclass(frozen=True)
 class GridCells:
-    """Which features make up each of C cells."""
+    """The features of each of C cells."""
 
     cell: Tensor  # (n,) int64 cell of every feature
-    place: Tensor  # (n,) int64 place of every feature in its cell, line by line
+    place: Tensor  # (n,) int64 index of every feature in its cell, in raster order
     centre: Tensor  # (C,) int64 feature in the middle of every cell
 
     def sizes(self) -> Tensor:  # (C,)
         return torch.bincount(self.cell, minlength=len(self.centre))
 
-    def stacked(self, values: Tensor, area: int) -> Tensor:  # (n, H) -> (C, area, H)
-        """The members of every cell; zeros where the edge cuts a cell off."""
+    def stack_members(self, values: Tensor, area: int) -> Tensor:  # (n, H) -> (C, area, H)
+        """The members of every cell; zeros where a cell exceeds the grid."""
         cells = values.new_zeros(len(self.centre), area, values.shape[1])
         cells[self.cell, self.place] = values
         return cells
 
 
 @dataclass(frozen=True)
-class OfCells(Compressor):
-    """A compressor that makes one feature of every cell; stride=1 keeps all."""
+class CellCompressor(Compressor):
+    """A compressor with one output feature per cell; stride=1 keeps all features."""
 
     stride: int = 2
-    places: ClassVar[str] = PLACES
+    position_rule: ClassVar[str] = PLACES
 
     def __post_init__(self) -> None:
         check_stride(self.stride)
@@ -50,8 +50,8 @@ class OfCells(Compressor):
         return cell_count(features, grid, self.stride)
 
 
-def cells(features: Features, stride: int) -> GridCells:
-    """Cells of `stride` x `stride`; runs of `stride`^2 features where there is no grid."""
+def divide_into_cells(features: Features, stride: int) -> GridCells:
+    """Cells of `stride` x `stride`; runs of `stride`^2 features without a grid."""
     device = features.values.device
     frames, height, width = features.shape
     tall, wide = (1, stride**2) if features.grid is None else (stride, stride)
@@ -66,7 +66,7 @@ def cells(features: Features, stride: int) -> GridCells:
 
 
 def cell_count(features: int, grid: Grid | None, stride: int) -> int:
-    """How many cells there are."""
+    """The number of cells."""
     if grid is None:
         return -(-features // stride**2)
     frames, rows, columns = shape_of(features, grid)
@@ -74,13 +74,13 @@ def cell_count(features: int, grid: Grid | None, stride: int) -> int:
 
 
 def check_stride(stride: int) -> None:
-    """Refuse what is no size of a cell. Raises ValueError."""
+    """Check a stride. Raises ValueError below 1."""
     if stride < 1:
-        raise ValueError(f"stride={stride} is no cell size; give 1 (nothing pooled) or more")
+        raise ValueError(f"stride={stride} is no cell size; give 1 (no pooling) or more")
 
 
 def _bins(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
-    """Bin of every index (length,), its place in there, and the middle index of every bin."""
+    """The bin of every index (length,), its place in it, and the middle index of every bin."""
     index = torch.arange(length, device=device)
     first = index[::size]
     last = (first + size - 1).clamp_max(length - 1)

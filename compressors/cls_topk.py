@@ -1,4 +1,4 @@
-"""Keep the visual tokens that stand out to the vision tower itself."""
+"""Keep the visual tokens with most attention from the vision tower's class token."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import KeptTokens, best
+from mmspec.compressors.selection import TokenSelection, top_indices
 
 
 @dataclass(frozen=True)
-class ClsTopK(KeptTokens):
+class ClsTopK(TokenSelection):
     """The share `keep` that the class token of the vision tower attends to most.
 
-    As FasterVLM (Zhang et al. 2024) prunes: before the language model, whatever the question is.
+    As in FasterVLM (Zhang et al. 2024): before the language model, independent of the question.
     Needs a tower with a class token (CLIP). keep=1 is the identity.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"cls"})
 
-    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
-        return best(signals["cls"], count)
+    def select(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+        return top_indices(signals["cls"], count)

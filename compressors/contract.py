@@ -1,11 +1,11 @@
-"""What a draft model gets of a picture: features, the slots they stand for, and their thinning.
+"""The visual features of a draft model, their prompt slots, and the `Compressor` interface.
 
 A *slot* is an index into a row of the prompt, padding excluded. It is also the rotary position of a
-1-D model, so thinning must never renumber: what is kept keeps its slot, what is merged takes the
+1-D model, so compression never renumbers: a kept feature keeps its slot, a merged one takes the
 slot of a member.
 
-    prompt    <s>  a  [img img img img]  b  c        slots  0 1 2 3 4 5 6 7
-    thinned   <s>  a  [    img     img]  b  c        slots  0 1   3   5 6 7
+    prompt      <s>  a  [img img img img]  b  c        slots  0 1 2 3 4 5 6 7
+    compressed  <s>  a  [    img     img]  b  c        slots  0 1   3   5 6 7
 """
 
 from __future__ import annotations
@@ -18,31 +18,31 @@ from math import prod
 import torch
 from torch import Tensor
 
-from mmspec.declared import declared
+from mmspec._attributes import default_property
 
-# What a compressor may need beside the n features of a picture. The *question* is the text behind
-# the last picture of a prompt or, where there is none, all of its text: T tokens.
+# Signals that a compressor may need, for an image of n features. The *question* is the text after
+# the last image of a prompt or, without an image, all of its text: T tokens.
 SIGNALS: Mapping[str, str] = {
     "attention": "(n,) the target's attention from the last prompt token, second full layer",
     "question-attention": "(n,) the target's attention from the question, mean over all layers",
     "last-layer-attention": "(n,) the target's attention from the question, last full layer",
     "cls": "(n,) attention from the class token of the vision tower that made the features",
-    "text": "(T, H) embeddings of the question's tokens, beside which the features are read",
-    "states": "(2, n, D) the target's hidden states of the picture: embedded, and early on",
+    "text": "(T, H) embeddings of the question's tokens, in the space of the features",
+    "states": "(2, n, D) the target's hidden states of the image: embedded, and after early layers",
     "question-states": "(2, T, D) the same of the question's tokens",
     "earlier-attention": "(n,) the question's attention at a robot's last step; 0 at its first",
-    "earlier-features": "(n, H) what a robot's picture was some steps before; 0 where it had none",
-    "precision": "(1,) 1 where a robot works finely, else 0",
+    "earlier-features": "(n, H) features of a robot's image some steps before; 0 without one",
+    "precision": "(1,) 1 during precise motion of a robot, else 0",
 }
-# of them, what only the episodes of a robot tell
+# signals from the episodes of a robot
 OF_ROBOTS = frozenset({"earlier-attention", "earlier-features", "precision"})
-Grid = tuple[int, ...]  # rows, columns; of a video frames, rows, columns
+Grid = tuple[int, ...]  # rows, columns; for a video frames, rows, columns
 Shape = tuple[int, int, int]  # frames, rows, columns
 
 
 @dataclass(frozen=True)
 class Features:
-    """The features of one picture or video, line by line where it has a grid."""
+    """The features of one image or video, in raster order if it has a grid."""
 
     values: Tensor  # (n, H)
     positions: Tensor  # (n,) int64 slots, ascending
@@ -60,7 +60,7 @@ class Features:
 
     @property
     def shape(self) -> Shape:
-        """Frames, rows and columns; one line where there is no grid."""
+        """Frames, rows and columns; one row without a grid."""
         return shape_of(len(self.values), self.grid)
 
 
@@ -74,55 +74,55 @@ def shape_of(count: int, grid: Grid | None) -> Shape:
 
 @dataclass(frozen=True)
 class Compressed:
-    """Fewer features, ascending by slot; `sizes` says how many originals each one stands for."""
+    """Fewer features, ascending by slot; `sizes` is the number of originals of each."""
 
     features: Tensor  # (m, H)
-    positions: Tensor  # (m,) int64 slots of the original picture
+    positions: Tensor  # (m,) int64 slots of the original image
     sizes: Tensor  # (m,) int64
 
 
 class Compressor(ABC):
-    """Thins one picture. It changes what is accepted, never what comes out."""
+    """Compresses one image. It changes the acceptance, never the output distribution."""
 
-    @declared
+    @default_property
     def needs(self) -> frozenset[str]:
-        """Names out of SIGNALS."""
+        """Names of required SIGNALS."""
         return frozenset()
 
-    @declared
-    def places(self) -> str:
-        """The map of positions in words: which slot a feature of the output stands at."""
-        return "not said"
+    @default_property
+    def position_rule(self) -> str:
+        """A description of the slot that an output feature takes."""
+        return "not specified"
 
-    @declared
+    @default_property
     def weighted(self) -> bool:
-        """Whether a feature counts as often as its size in the draft model's attention (ToMe)."""
+        """Whether the draft model's attention weights a feature by its size (ToMe)."""
         return False
 
     def count(self, features: int, grid: Grid | None = None) -> int | None:
-        """How many features come out of so many; None = it depends on what they are."""
+        """The number of output features; None = it depends on the features."""
         return None
 
-    def fitted(self, width: int, like: Tensor) -> Compressor:
+    def build(self, width: int, like: Tensor) -> Compressor:
         """The compressor for features (n, width), on the device and in the dtype of `like`.
 
-        Raises ValueError for one whose parameters are missing or of another width.
+        Raises ValueError if trained parameters are missing or have another width.
         """
         return self
 
     @abstractmethod
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
-        """The picture with fewer features; `signals` are those of `needs`."""
+        """Compress the features; `signals` are those of `needs`."""
 
 
 def keep_all(features: Features) -> Compressed:
-    """The picture as it is."""
+    """Keep all features."""
     sizes = torch.ones_like(features.positions)
     return Compressed(features.values, features.positions, sizes)
 
 
 def check_needs(compressor: Compressor) -> None:
-    """Refuse a compressor that needs a signal which nobody gives. Raises ValueError."""
+    """Check that all required signals exist. Raises ValueError otherwise."""
     unknown = set(compressor.needs) - set(SIGNALS)
     if unknown:
         raise ValueError(
@@ -131,17 +131,18 @@ def check_needs(compressor: Compressor) -> None:
         )
 
 
-def pictures(
+def split_features(
     parts: Sequence[Tensor],
     rows: Sequence[Sequence[int]],
     placeholder: int,
     grid: Callable[[int, int], Grid | None],
 ) -> list[list[Features]]:
-    """Lay the encoder's outputs over the placeholders of a batch, per row.
+    """Assign the encoder outputs to the placeholders of a batch, per row.
 
     `parts` are (n, H) each, in the order of the placeholders; a part lies in one row unless the
-    family joins them. `grid(index, n)` is the grid of a part; what it does not hold (the separator
-    behind a clip) comes as a picture of its own. Raises ValueError where the counts differ.
+    model family joins them. `grid(index, n)` is the grid of a part; the rest of a part beyond its
+    grid (the separator after a clip) becomes an image of its own. Raises ValueError where the
+    counts differ.
     """
     slots = [[at for at, token in enumerate(row) if token == placeholder] for row in rows]
     parts = [part.flatten(0, -2) for part in parts]
@@ -167,15 +168,15 @@ def pictures(
     return found
 
 
-def compressed(
+def compress_images(
     found: Sequence[Sequence[Features]],
     compressor: Compressor | None,
     signals: Callable[[int, Features], Mapping[str, Tensor]],
 ) -> list[list[Compressed]]:
-    """Every picture through the compressor; `signals(row, picture)` are what it needs."""
+    """Compress every image; `signals(row, image)` are its signals."""
     if compressor is None:
-        return [[keep_all(picture) for picture in row] for row in found]
+        return [[keep_all(image) for image in row] for row in found]
     return [
-        [compressor.compress(picture, signals(at, picture)) for picture in row]
+        [compressor.compress(image, signals(at, image)) for image in row]
         for at, row in enumerate(found)
     ]

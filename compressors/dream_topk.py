@@ -1,4 +1,4 @@
-"""Keep the visual tokens that the question attends to most, late in the target."""
+"""Keep the visual tokens that the question attends to most, in the last layer of the target."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import KeptTokens, best
+from mmspec.compressors.selection import TokenSelection, top_indices
 
 
 @dataclass(frozen=True)
-class DreamTopK(KeptTokens):
+class DreamTopK(TokenSelection):
     """The share `keep` by the mean attention of the last layer, over heads and queries (DREAM).
 
     Hu et al. 2025, whose release averages over all queries of the prompt; under a causal mask that
@@ -22,5 +22,5 @@ class DreamTopK(KeptTokens):
 
     needs: ClassVar[frozenset[str]] = frozenset({"last-layer-attention"})
 
-    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
-        return best(signals["last-layer-attention"], count)
+    def select(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+        return top_indices(signals["last-layer-attention"], count)

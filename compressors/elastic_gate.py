@@ -1,4 +1,4 @@
-"""Choose by the question how a picture is thinned."""
+"""Select the compression method of an image by the question."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 
 from torch import Tensor, nn
 
-from mmspec.compressors.attending import check_heads, check_queries
 from mmspec.compressors.attn_topk import AttentionTopK
 from mmspec.compressors.average_pool import AveragePool
 from mmspec.compressors.cells import check_stride
 from mmspec.compressors.contract import Compressed, Features
 from mmspec.compressors.conv import SeparableConv
 from mmspec.compressors.hide_all import HideAll
-from mmspec.compressors.learned import Learned
+from mmspec.compressors.learned import Learned, check_heads, check_queries
 from mmspec.compressors.resampler import QueryReader
 from mmspec.compressors.selection import check_keep
 
@@ -24,12 +23,12 @@ BRANCHES = ("prune", "pool", "conv", "resampler", "drop")
 
 @dataclass(frozen=True)
 class ElasticGate(Learned):
-    """A gate over pruning, pooling, convolution, resampler and no picture (SpecVLM, Huang 2025).
+    """A gate over pruning, pooling, convolution, resampler and no image (SpecVLM, Huang 2025).
 
-    The gate is W2 SiLU(W1 u), u the mean embedding of the question; the best branch is taken.
-    Reconstructed: the gate's form, and all ratios. `branch` takes one whatever the gate says:
-    "prune" with keep=1, or "pool" with stride=1, is the identity. Initial weights: those of the
-    branches, and linear maps as torch makes them. Recipe `specvlm` trains one inside a head.
+    The gate is W2 SiLU(W1 u), u the mean embedding of the question; the best branch is used.
+    Reconstructed: the form of the gate, and all ratios. `branch` selects a fixed branch instead of
+    the gate: "prune" with keep=1, or "pool" with stride=1, is the identity. Initial weights: those
+    of the branches, and torch defaults for linear maps. Recipe `specvlm` trains one inside a head.
     """
 
     keep: float = 0.5
@@ -38,7 +37,7 @@ class ElasticGate(Learned):
     heads: int = 8
     branch: str = "auto"
     needs: ClassVar[frozenset[str]] = frozenset({"attention", "text"})
-    places: ClassVar[str] = "that of the chosen branch"
+    position_rule: ClassVar[str] = "that of the chosen branch"
 
     def __post_init__(self) -> None:
         check_keep(self.keep)
@@ -55,7 +54,7 @@ class ElasticGate(Learned):
 
 
 class KeepGate(nn.Module):
-    """The gate, and the branches that have weights of their own."""
+    """The gate, and the branches with trained weights."""
 
     def __init__(self, width: int, design: ElasticGate) -> None:
         super().__init__()
@@ -68,10 +67,12 @@ class KeepGate(nn.Module):
         branch = self.design.branch
         if branch == "auto":
             branch = BRANCHES[int(self.logits(signals["text"]).argmax())]
-        return self.by(branch, features, signals)
+        return self.apply_branch(branch, features, signals)
 
-    def by(self, branch: str, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
-        """What one branch makes of a picture, whatever the gate says."""
+    def apply_branch(
+        self, branch: str, features: Features, signals: Mapping[str, Tensor]
+    ) -> Compressed:
+        """Compress the image with one branch, regardless of the gate."""
         design = self.design
         made: Mapping[str, Any] = {
             "prune": AttentionTopK(design.keep).compress,
@@ -84,7 +85,7 @@ class KeepGate(nn.Module):
         return thin
 
     def logits(self, text: Tensor) -> Tensor:  # (T, H) -> (5,)
-        """How well each branch suits the question."""
+        """The score of each branch for the question."""
         mean = text.to(self.up.weight.dtype).mean(0)
         scores: Tensor = self.down(nn.functional.silu(self.up(mean)))
         return scores

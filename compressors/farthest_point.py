@@ -10,19 +10,19 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import KeptTokens
+from mmspec.compressors.selection import TokenSelection
 
 
 @dataclass(frozen=True)
-class FarthestPoint(KeptTokens):
-    """The share `keep` by farthest-point selection, with 1 - cosine for a distance.
+class FarthestPoint(TokenSelection):
+    """The share `keep` by farthest-point selection, with distance 1 - cosine.
 
-    Begins with the token least like the mean direction; then always takes the token whose nearest
-    kept one is farthest, the earlier of equals. Needs no scores (as DivPrune, Alvar et al. 2025,
-    which begins with the farthest pair). keep=1 is the identity.
+    Starts with the token least similar to the mean direction, then repeatedly takes the token whose
+    nearest selected one is farthest; ties go to the earlier token. Needs no scores (as DivPrune,
+    Alvar et al. 2025, which starts with the farthest pair). keep=1 is the identity.
     """
 
-    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+    def select(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
         direction = functional.normalize(features.values.float(), dim=-1)
         nearest = 1 - direction @ direction.mean(0)
         kept = nearest.argmax()[None]

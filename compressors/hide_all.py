@@ -13,13 +13,12 @@ from mmspec.compressors.contract import Compressed, Compressor, Features, Grid
 
 @dataclass(frozen=True)
 class HideAll(Compressor):
-    """No picture at all; the text keeps the slots it has behind the picture.
+    """No visual tokens; the text keeps the slots it has after the image.
 
-    That is the difference to `sees="nothing"` (SPD-MLLM), which numbers the text anew and takes
-    out the frame tokens as well.
+    In contrast, `sees="nothing"` (SPD-MLLM) renumbers the text and also removes the frame tokens.
     """
 
-    places: ClassVar[str] = "nothing is left to place"
+    position_rule: ClassVar[str] = "no features are left"
 
     def count(self, features: int, grid: Grid | None = None) -> int:
         return 0

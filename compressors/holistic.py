@@ -1,4 +1,4 @@
-"""Keep the tokens that are relevant, new since the frame before, or in a busy place."""
+"""Keep the tokens that are relevant, new since the previous frame, or in a complex region."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import KeptTokens, best
+from mmspec.compressors.selection import TokenSelection, top_indices
 
 
 @dataclass(frozen=True)
-class Holistic(KeptTokens):
-    """The share `keep` by three scores, each brought to [0, 1] within its frame (HIPPO, Lv 2026).
+class Holistic(TokenSelection):
+    """The share `keep` by three scores, each scaled to [0, 1] within its frame (HIPPO, Lv 2026).
 
     Relevance: mean attention of the question, over layers and heads. Novelty: 1 - cosine with the
-    same cell of the frame before (of the first frame: of the next). Complexity: variance of the
+    same cell of the previous frame (for the first frame: of the next). Complexity: variance of the
     cosines with the `window` x `window` cells around, itself included. Reconstructed: boundary,
-    window, and equal weights. A picture has no novelty. keep=1 is the identity.
+    window, and equal weights. An image has no novelty. keep=1 is the identity.
     """
 
     keep: float = 0.1
@@ -42,7 +42,7 @@ class Holistic(KeptTokens):
         if self.window < 1 or self.window % 2 == 0:
             raise ValueError(f"window={self.window} has no middle; give an odd number")
 
-    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+    def select(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
         direction = functional.normalize(features.values.float(), dim=-1)
         direction = direction.unflatten(0, features.shape)  # (F, h, w, H)
         attention = signals["question-attention"].float().view(features.shape)
@@ -51,11 +51,11 @@ class Holistic(KeptTokens):
             + self.novelty * _within_frame(_novelty(direction))
             + self.complexity * _within_frame(_complexity(direction, self.window))
         )
-        return best(scores.flatten(), count)
+        return top_indices(scores.flatten(), count)
 
 
 def _within_frame(scores: Tensor) -> Tensor:  # (F, h, w)
-    """Each frame from 0 to 1; 0 where a frame is constant."""
+    """Scale each frame to [0, 1]; 0 where a frame is constant."""
     low, high = scores.amin((1, 2), keepdim=True), scores.amax((1, 2), keepdim=True)
     return torch.where(high > low, (scores - low) / (high - low).clamp_min(1e-30), 0.0)
 
@@ -68,7 +68,7 @@ def _novelty(direction: Tensor) -> Tensor:  # (F, h, w, H) -> (F, h, w)
 
 
 def _complexity(direction: Tensor, window: int) -> Tensor:  # (F, h, w, H) -> (F, h, w)
-    """Variance over the part of the window that lies in the frame."""
+    """Variance over the part of the window inside the frame."""
     height, width = direction.shape[1:3]
     margin = window // 2
     total, squares, counts = (direction.new_zeros(direction.shape[:3]) for _ in range(3))

@@ -9,14 +9,14 @@ from typing import ClassVar
 from torch import Tensor
 
 from mmspec.compressors.contract import Compressed, Compressor, Features, Grid, keep_all
-from mmspec.compressors.selection import KEPT
+from mmspec.compressors.selection import OWN_SLOT
 
 
 @dataclass(frozen=True)
 class Identity(Compressor):
-    """The picture as it is; the baseline of this shelf."""
+    """No compression (baseline)."""
 
-    places: ClassVar[str] = KEPT
+    position_rule: ClassVar[str] = OWN_SLOT
 
     def count(self, features: int, grid: Grid | None = None) -> int:
         return features

@@ -1,4 +1,4 @@
-"""A few learned directions, and what of the picture lies along them."""
+"""Learned latent queries: weighted means of the image features."""
 
 from __future__ import annotations
 
@@ -9,21 +9,20 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from mmspec.compressors.attending import check_queries, placed
 from mmspec.compressors.contract import Compressed, Features, Grid
-from mmspec.compressors.learned import Learned
+from mmspec.compressors.learned import Learned, check_queries, place_queries
 
 
 @dataclass(frozen=True)
 class Latent(Learned):
-    """softmax(A X^T) X with learned A (SpecFLASH, Wang et al. 2025, 64 of them).
+    """softmax(A X^T) X with learned A (SpecFLASH, Wang et al. 2025, 64 queries).
 
-    Each outcome is a convex combination of features. The paper compresses features of the target's
-    last layer; here they are those of the vision tower. Initial weights: N(0, 1 / H).
+    Each output is a convex combination of features. The paper compresses features of the target's
+    last layer; this compressor uses those of the vision tower. Initial weights: N(0, 1 / H).
     """
 
     queries: int = 64
-    places: ClassVar[str] = "the first slots of the picture"
+    position_rule: ClassVar[str] = "the first slots of the image"
 
     def __post_init__(self) -> None:
         check_queries(self.queries)
@@ -44,4 +43,4 @@ class Directions(nn.Module):
 
     def forward(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         share = (self.weight @ features.values.T).softmax(-1)
-        return placed(share @ features.values, features, last=False)
+        return place_queries(share @ features.values, features, last=False)

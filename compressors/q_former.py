@@ -1,4 +1,4 @@
-"""Learned queries that read the picture in several blocks."""
+"""Learned queries that attend to the image in several blocks."""
 
 from __future__ import annotations
 
@@ -9,28 +9,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from mmspec.compressors.attending import Attention, check_heads, check_queries, placed
 from mmspec.compressors.contract import Compressed, Features, Grid
-from mmspec.compressors.learned import Learned
+from mmspec.compressors.learned import Attention, Learned, check_heads, check_queries, place_queries
 
 
 @dataclass(frozen=True)
 class QFormer(Learned):
-    """`blocks` of self-attention, attention to the picture and a feed-forward net (BLIP-2).
+    """`blocks` of self-attention, cross-attention to the image and a feed-forward network (BLIP-2).
 
-    Li et al. 2023, as a generic compressor: normalised before each part, residual around it.
-    Initial weights: queries from N(0, 0.02^2), linear maps as torch makes them.
+    Li et al. 2023, as a generic compressor: pre-norm with residual connections. Initial weights:
+    queries from N(0, 0.02^2), torch defaults for linear maps.
     """
 
     queries: int = 32
     heads: int = 8
     blocks: int = 2
-    places: ClassVar[str] = "the last slots of the picture"
+    position_rule: ClassVar[str] = "the last slots of the image"
 
     def __post_init__(self) -> None:
         check_queries(self.queries, self.heads)
         if self.blocks < 1:
-            raise ValueError(f"blocks={self.blocks} reads nothing; give at least 1")
+            raise ValueError(f"blocks={self.blocks}; give at least 1")
 
     def count(self, features: int, grid: Grid | None = None) -> int:
         return min(self.queries, features)
@@ -41,7 +40,7 @@ class QFormer(Learned):
 
 
 class QueryTransformer(nn.Module):
-    """Learned queries (m, H) and the blocks that they go through."""
+    """Learned queries (m, H) and the blocks applied to them."""
 
     def __init__(self, width: int, queries: int, heads: int, blocks: int) -> None:
         super().__init__()
@@ -52,11 +51,11 @@ class QueryTransformer(nn.Module):
         found: Tensor = self.queries
         for one in self.blocks:
             found = one(found, features.values)
-        return placed(found, features, last=True)
+        return place_queries(found, features, last=True)
 
 
 class QueryBlock(nn.Module):
-    """Self-attention, attention to the picture, and a feed-forward net of four times the width."""
+    """Self-attention, cross-attention to the image, and a feed-forward network of 4 x width."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -65,8 +64,8 @@ class QueryBlock(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, queries: Tensor, values: Tensor) -> Tensor:  # (m, H), (n, H) -> (m, H)
-        asking = self.norms[0](queries)
-        queries = queries + self.own(asking, asking)
+        normed = self.norms[0](queries)
+        queries = queries + self.own(normed, normed)
         queries = queries + self.cross(self.norms[1](queries), values)
-        made: Tensor = self.down(nn.functional.gelu(self.up(self.norms[2](queries))))
-        return queries + made
+        update: Tensor = self.down(nn.functional.gelu(self.up(self.norms[2](queries))))
+        return queries + update

@@ -1,4 +1,4 @@
-"""A few learned queries read the picture."""
+"""One layer of cross-attention from learned queries to the image."""
 
 from __future__ import annotations
 
@@ -9,23 +9,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor, nn
 
-from mmspec.compressors.attending import attended, check_heads, check_queries, placed
 from mmspec.compressors.contract import Compressed, Features, Grid
-from mmspec.compressors.learned import Learned
+from mmspec.compressors.learned import Learned, attend, check_heads, check_queries, place_queries
 
 
 @dataclass(frozen=True)
 class QueryResampler(Learned):
-    """softmax(Q K^T / sqrt(d)) V with learned Q, K = k(X), V = v(X), and a map of the outcome.
+    """softmax(Q K^T / sqrt(d)) V with learned Q, K = k(X), V = v(X), and an output projection.
 
     The adaptor of ViSpec (Kang et al. 2025), without its global vector. Not causal and without
-    positions, so the order of X does not count. Initial weights: Q from N(0, 1 / d), linear maps
-    as torch makes them.
+    positions, so the order of X does not matter. Initial weights: Q from N(0, 1 / d), torch
+    defaults for linear maps.
     """
 
     queries: int = 32
     heads: int = 8
-    places: ClassVar[str] = "the last slots of the picture"
+    position_rule: ClassVar[str] = "the last slots of the image"
 
     def __post_init__(self) -> None:
         check_queries(self.queries, self.heads)
@@ -52,4 +51,4 @@ class QueryReader(nn.Module):
         shape = self.q.shape[1:]
         key = self.k_proj(features.values).unflatten(-1, shape)
         value = self.v_proj(features.values).unflatten(-1, shape)
-        return placed(self.o_proj(attended(self.q, key, value)), features, last=True)
+        return place_queries(self.o_proj(attend(self.q, key, value)), features, last=True)

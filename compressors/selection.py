@@ -1,4 +1,4 @@
-"""Choosing features: how many are kept, which, and in what order."""
+"""Selection of features: how many are kept, which, and in what order."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 from mmspec.compressors.contract import Compressed, Compressor, Features, Grid
 
-KEPT = "a kept feature stays at its own slot"
+OWN_SLOT = "a kept feature stays at its own slot"
 
 
 @dataclass(frozen=True)
-class ShareOf(Compressor):
-    """Makes the share `keep` of as many features as there are."""
+class FixedShare(Compressor):
+    """A compressor whose output is the share `keep` of the features."""
 
     keep: float = 0.5
 
@@ -25,42 +25,42 @@ class ShareOf(Compressor):
         check_keep(self.keep)
 
     def count(self, features: int, grid: Grid | None = None) -> int | None:
-        return budget(self.keep, features)
+        return count_kept(self.keep, features)
 
 
 @dataclass(frozen=True)
-class KeptTokens(ShareOf):
-    """Keeps the share `keep` of the features as they are; which ones is said by `kept`."""
+class TokenSelection(FixedShare):
+    """Keeps the share `keep` of the features unchanged; subclasses select the indices."""
 
-    places: ClassVar[str] = KEPT
+    position_rule: ClassVar[str] = OWN_SLOT
 
     @abstractmethod
-    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+    def select(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
         """Ascending indices of `count` features (at most, where `count()` is None)."""
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
-        count = budget(self.keep, len(features.values))
-        return chosen(features, self.kept(features, signals, count))
+        count = count_kept(self.keep, len(features.values))
+        return select_features(features, self.select(features, signals, count))
 
 
 def check_keep(keep: float) -> None:
-    """Refuse a share that is none. Raises ValueError."""
+    """Check a share of the tokens. Raises ValueError outside (0, 1]."""
     if not 0 < keep <= 1:
         raise ValueError(f"keep={keep} is no share of the tokens; give one in (0, 1]")
 
 
-def budget(keep: float, count: int) -> int:
-    """How many of `count` features the share `keep` is; at least one where there is any."""
+def count_kept(keep: float, count: int) -> int:
+    """The number of features in the share `keep` of `count`; at least one if there is any."""
     return min(max(round(keep * count), 1), count)
 
 
-def best(scores: Tensor, count: int) -> Tensor:  # (n,) -> (count,)
+def top_indices(scores: Tensor, count: int) -> Tensor:  # (n,) -> (count,)
     """Indices of the highest scores, ascending; ties go to the earlier one."""
     order = scores.sort(descending=True, stable=True).indices[:count]
     return order.sort().values
 
 
-def chosen(features: Features, kept: Tensor) -> Compressed:
-    """The features at ascending indices `kept` (m,), each at its slot."""
-    positions = features.positions[kept]
-    return Compressed(features.values[kept], positions, torch.ones_like(positions))
+def select_features(features: Features, indices: Tensor) -> Compressed:
+    """The features at ascending `indices` (m,), each at its slot."""
+    positions = features.positions[indices]
+    return Compressed(features.values[indices], positions, torch.ones_like(positions))

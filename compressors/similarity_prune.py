@@ -1,4 +1,4 @@
-"""Keep salient visual tokens that say something new."""
+"""Keep tokens of high attention that are not similar to a kept one."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features, Grid
-from mmspec.compressors.selection import KeptTokens
+from mmspec.compressors.selection import TokenSelection
 
 
 @dataclass(frozen=True)
-class SimilarityPrune(KeptTokens):
-    """At most the share `keep`, by attention; none whose cosine with a kept one passes `limit`.
+class SimilarityPrune(TokenSelection):
+    """At most the share `keep`, by attention; none with a cosine above `limit` to a kept one.
 
-    Greedy, from the token that the last prompt token attends to most. A generic definition.
-    limit=1 is plain top-k by attention, and with keep=1 the identity; limit=-1 keeps one token.
+    Greedy, from the token that the last prompt token attends to most. A generic definition. limit=1
+    is plain top-k by attention, and with keep=1 the identity; limit=-1 keeps one token.
     """
 
     limit: float = 0.9
@@ -33,7 +33,7 @@ class SimilarityPrune(KeptTokens):
     def count(self, features: int, grid: Grid | None = None) -> None:
         return None
 
-    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+    def select(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
         direction = functional.normalize(features.values.float(), dim=-1)
         order = signals["attention"].sort(descending=True, stable=True).indices
         free = torch.ones_like(order, dtype=torch.bool)  # in order of attention
@@ -45,6 +45,6 @@ class SimilarityPrune(KeptTokens):
             one = order[left[0]]
             kept.append(int(one))
             free[left[0]] = False
-            if self.limit < 1:  # rounding may take the cosine of equal tokens past 1
+            if self.limit < 1:  # the cosine of equal tokens may exceed 1
                 free &= (direction @ direction[one])[order] <= self.limit
         return torch.tensor(sorted(kept), device=order.device)

@@ -1,4 +1,4 @@
-"""Keep the visual tokens that are most like a word of the question."""
+"""Keep the visual tokens most similar to a token of the question."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import KeptTokens, best
+from mmspec.compressors.selection import TokenSelection, top_indices
 
 
 @dataclass(frozen=True)
-class TextSimilarity(KeptTokens):
+class TextSimilarity(TokenSelection):
     """The share `keep` by the highest cosine with an embedding of the question's tokens.
 
-    A generic definition. The space is that in which the language model reads both, where pictures
-    and words of one meaning need not be near. keep=1 is the identity.
+    A generic definition, in the input space of the language model, where images and words of the
+    same meaning need not be close. keep=1 is the identity.
     """
 
     needs: ClassVar[frozenset[str]] = frozenset({"text"})
 
-    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+    def select(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
         text = functional.normalize(signals["text"].float(), dim=-1)
-        seen = functional.normalize(features.values.float(), dim=-1)
-        return best((seen @ text.T).amax(-1), count)
+        visual = functional.normalize(features.values.float(), dim=-1)
+        return top_indices((visual @ text.T).amax(-1), count)

@@ -1,4 +1,4 @@
-"""Keep the tokens that draw nearer to the question in the first layers."""
+"""Keep the tokens whose similarity to the question grows in the first layers."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.compressors.contract import Features
-from mmspec.compressors.selection import KeptTokens, best
+from mmspec.compressors.selection import TokenSelection, top_indices
 
 
 @dataclass(frozen=True)
-class UvPrune(KeptTokens):
+class UvPrune(TokenSelection):
     """The share `keep` by the gain in cosine with the question over early layers (ParallelVLM).
 
     Kong et al. 2026. Their sum over layers 1 to L_e of cosine differences telescopes, so two
@@ -26,14 +26,14 @@ class UvPrune(KeptTokens):
     keep: float = 0.1
     needs: ClassVar[frozenset[str]] = frozenset({"states", "question-states"})
 
-    def kept(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
+    def select(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
         scores = gain(signals["states"], signals["question-states"])
-        return best(scores, count)
+        return top_indices(scores, count)
 
 
 def gain(states: Tensor, question: Tensor) -> Tensor:  # (2, n, D), (2, T, D) -> (n,)
-    """How much the mean cosine with the question grows from the first snapshot to the second."""
-    seen = functional.normalize(states.float(), dim=-1)
-    asked = functional.normalize(question.float(), dim=-1).mean(1)  # of directions, so linear
-    cosines = (seen * asked[:, None]).sum(-1)
+    """The growth of the mean cosine with the question from the first snapshot to the second."""
+    visual = functional.normalize(states.float(), dim=-1)
+    text = functional.normalize(question.float(), dim=-1).mean(1)  # of directions, so linear
+    cosines = (visual * text[:, None]).sum(-1)
     return cosines[1] - cosines[0]

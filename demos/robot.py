@@ -1,19 +1,18 @@
-"""Robot episodes, plain and speculative, side by side.
+"""Run robot episodes plainly and speculatively, and compare success and latency.
 
     python demos/robot.py                                    # the bundled policy and its table
     python demos/robot.py --recipe spec-vla --recipe hold-last --episodes 5
     python demos/robot.py --model DIR --drafter DIR --world metaworld
     python demos/robot.py --recipe spec-vla --set length=6 --episodes 200 --robots 20  # success
 
-Every way acts in the same episodes, in closed loop: what it does is what it sees next. The table
-has success, calls of the target per action, acceptance length, control frequency, jitter (p50 and
-p99 in milliseconds) and whether every token was as plain decoding has it: always, of recipes that
-claim to be exact (in float32, as the zoo is loaded). Writes an animation of the first episode, all
-ways side by side, and a map of where each component of its actions came from.
+All recipes run the same episodes in closed loop. The table has success, target calls per action,
+acceptance length, control frequency, jitter (p50 and p99 in milliseconds) and whether all tokens
+equal those of plain decoding: always for exact recipes (in float32). Writes an animation of the
+first episode with all recipes, and a map of accepted and corrected action tokens.
 
-With --robots so many episodes run at once, in one batch. The table then has what does not depend on
-the clock: success with its 95 % interval (Wilson), and on paired episodes how many only this way or
-only plain decoding solved (McNemar, with its p).
+With --robots so many episodes run in one batch. The table then has only what does not depend on
+time: success with its 95 % interval (Wilson), and the number of paired episodes that only this
+recipe or only plain decoding solved (McNemar, with p).
 """
 
 from __future__ import annotations
@@ -27,13 +26,12 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from mmspec.cli.loaded import opened
-from mmspec.cli.output import progress
-from mmspec.modalities.common.animation import save
-from mmspec.modalities.vla.acceptance import acceptance_map
-from mmspec.modalities.vla.animation import frames
-from mmspec.modalities.vla.formatting import held_out
-from mmspec.modalities.vla.judging import mcnemar, pace, wilson
+from mmspec.cli.models import load_models
+from mmspec.cli.output import show_progress
+from mmspec.modalities.common.sheets import save_animation
+from mmspec.modalities.vla.formatting import make_held_out_world
+from mmspec.modalities.vla.quality import latency_figures, mcnemar, wilson
+from mmspec.modalities.vla.rendering import draw_acceptance_map, render_frames
 from mmspec.modalities.vla.rollout import Rollout
 
 console = Console(highlight=False)
@@ -41,63 +39,73 @@ RECIPES = ("hold-last", "hold-last-tolerance", "spec-vla")
 
 
 def main(
-    model: Annotated[str | None, typer.Option(help="A folder; the zoo's own if not said.")] = None,
-    drafter: Annotated[str | None, typer.Option(help="Draft model; the zoo has its own.")] = None,
+    model: Annotated[str | None, typer.Option(help="A folder; default: the bundled model.")] = None,
+    drafter: Annotated[
+        str | None, typer.Option(help="Draft model; default: the bundled one.")
+    ] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
-    world: Annotated[str, typer.Option(help="Where to act: table, metaworld.")] = "table",
-    instruction: Annotated[str | None, typer.Option(help="The world's own if not said.")] = None,
-    episodes: Annotated[int, typer.Option(min=1, help="How many.")] = 3,
-    steps: Annotated[int | None, typer.Option(min=1, help="Of an episode at most.")] = None,
-    deadline_ms: Annotated[float | None, typer.Option(help="Of an action.")] = None,
+    world: Annotated[str, typer.Option(help="Environment: table, metaworld.")] = "table",
+    instruction: Annotated[str | None, typer.Option(help="Default: of the environment.")] = None,
+    episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 3,
+    steps: Annotated[int | None, typer.Option(min=1, help="Maximum length of an episode.")] = None,
+    deadline_ms: Annotated[float | None, typer.Option(help="Deadline of an action.")] = None,
     knobs: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, or RECIPE.NAME=VALUE.")
     ] = None,
-    robots: Annotated[int, typer.Option(min=1, help="Episodes that run at once.")] = 1,
+    robots: Annotated[int, typer.Option(min=1, help="Episodes in a batch.")] = 1,
     seed: int = 0,
-    out: Annotated[Path, typer.Option(help="Folder of the pictures.")] = Path(),
+    out: Annotated[Path, typer.Option(help="Folder for the images.")] = Path(),
 ) -> None:
-    """Act in every episode plainly and with every recipe."""
+    """Run every episode plainly and with every recipe."""
     torch.set_num_threads(1)  # models this small gain nothing from more
     chosen = recipe or list(RECIPES)
-    said = {"world": world, "instruction": instruction, "steps": steps, "deadline_ms": deadline_ms}
+    settings = {
+        "world": world,
+        "instruction": instruction,
+        "steps": steps,
+        "deadline_ms": deadline_ms,
+    }
     try:
-        loaded = opened(model, "vla", drafter, chosen, seed, knobs, **said)
-        ways = {"plain": loaded.plain(), **{name: loaded.fast(name) for name in chosen}}
+        loaded = load_models(model, "vla", drafter, chosen, seed, knobs, **settings)
+        ways = {
+            "plain": loaded.accelerate_plain(),
+            **{name: loaded.accelerate(name) for name in chosen},
+        }
     except ValueError as error:
         raise SystemExit(str(error)) from None
     request = loaded.formatter.request([])
     for fast in ways.values():
         fast.rollout(**{**request, "steps": 1}, seed=seed)  # warm-up
-    went: dict[str, list[Rollout]] = {name: [] for name in ways}
-    with progress(False) as bar:
+    rollouts: dict[str, list[Rollout]] = {name: [] for name in ways}
+    with show_progress(False) as bar:
         for index in range(0, episodes, robots):
             count = min(robots, episodes - index)
             for place, (name, fast) in enumerate(ways.items()):
                 bar("episodes", index * len(ways) + place * count, episodes * len(ways))
                 if robots == 1:
-                    went[name].append(loaded.ask(fast, request, seed + index))
+                    rollouts[name].append(loaded.call(fast, request, seed + index))
                 else:
-                    worlds = [held_out(world) for _ in range(count)]
-                    asked = {**request, "environment": worlds}
-                    went[name] += loaded.ask(fast, asked, seed + index)
+                    worlds = [make_held_out_world(world) for _ in range(count)]
+                    batch = {**request, "environment": worlds}
+                    rollouts[name] += loaded.call(fast, batch, seed + index)
     if robots > 1:
-        _success(went)
+        _success(rollouts)
         return
-    _table(went, ways)
-    first = {name: column[0] for name, column in went.items()}
+    _table(rollouts, ways)
+    first = {name: column[0] for name, column in rollouts.items()}
     written = [out / "robot.gif", out / "robot.png"]
-    save(written[0], frames(first))
-    acceptance_map(first).save(written[1])
+    save_animation(written[0], render_frames(first))
+    draw_acceptance_map(first).save(written[1])
     console.print(f"written to {out.resolve()}: {', '.join(file.name for file in written)}")
 
 
-def _success(went: dict[str, list[Rollout]]) -> None:
+def _success(rollouts: dict[str, list[Rollout]]) -> None:
     table = Table(box=None, padding=(0, 1))
     table.add_column("recipe", no_wrap=True)
     for title in ("success", "95 %", "only this", "only plain", "p", "steps", "calls"):
         table.add_column(title)
-    plain = [one.is_success for one in went["plain"]]
-    for name, column in went.items():
+    plain = [one.is_success for one in rollouts["plain"]]
+    for name, column in rollouts.items():
         solved = [one.is_success for one in column]
         found, (low, high) = mcnemar(solved, plain), wilson(sum(solved), len(solved))
         every = [step for one in column for step in one.steps]
@@ -112,16 +120,16 @@ def _success(went: dict[str, list[Rollout]]) -> None:
     console.print(table)
 
 
-def _table(went: dict[str, list[Rollout]], ways: dict[str, Any]) -> None:
+def _table(rollouts: dict[str, list[Rollout]], ways: dict[str, Any]) -> None:
     table = Table(box=None, padding=(0, 1))
     table.add_column("recipe", no_wrap=True)
     for title in ("success", "steps", "calls", "length", "Hz", "jitter", "as plain", "claims"):
         table.add_column(title)
-    for name, column in went.items():
+    for name, column in rollouts.items():
         every = [step for one in column for step in one.steps]
-        found = pace(every, column)
+        found = latency_figures(every, column)
         shakes = found.get("jitter, ms")
-        pairs = zip(column, went["plain"], strict=True)
+        pairs = zip(column, rollouts["plain"], strict=True)
         table.add_row(
             name,
             f"{sum(one.is_success for one in column)} of {len(column)}",

@@ -1,10 +1,10 @@
-"""Speculative decoding of a vision-language model, seen from inside.
+"""Decode a vision-language model speculatively and show which tokens were drafted.
 
     python demos/vlm.py                      # the bundled LLaVA and its draft models
     python demos/vlm.py --model qwen2.5-vl   # the bundled Qwen2.5-VL
 
-Green words were drafted and accepted, plain ones are the target's own. The text is as without
-speculation; what changes is how many calls of the target it took, and how much the draft model saw.
+Green words are accepted draft tokens, the others were predicted by the target. The text is that of
+plain decoding; the number of target calls depends on what the draft model is conditioned on.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from rich.text import Text
 
 import mmspec
 from mmspec import zoo
-from mmspec.bench import aggregate
-from mmspec.cli.inputs import quiet
+from mmspec.bench.row import mean_acceptance_length, tokens_per_target_call
+from mmspec.cli.output import silence_libraries
 from mmspec.stats import Stats
 from mmspec.zoo import language
 
@@ -31,41 +31,43 @@ Inputs = dict[str, Any]
 
 def main(
     model: Annotated[str, typer.Option(help="A target of `mmspec zoo list`.")] = "llava",
-    scenes: Annotated[int, typer.Option(min=2, help="How many pictures.")] = 4,
+    scenes: Annotated[int, typer.Option(min=2, help="Number of images.")] = 4,
     max_new_tokens: int = 64,
     seed: int = 0,
 ) -> None:
-    """Plain against speculative decoding, three ways of seeing, and a control."""
-    quiet()
+    """Compare plain and speculative decoding: three kinds of drafters, and a control."""
+    silence_libraries()
     torch.set_num_threads(1)  # models this small gain nothing from more
     entry = zoo.info(model)
     target, processor = zoo.load(model), zoo.processor(model)
-    sighted, blind = (zoo.load(f"{entry.name}-{kind}") for kind in ("drafter", "text-drafter"))
+    multimodal, text_only = (
+        zoo.load(f"{entry.name}-{kind}") for kind in ("drafter", "text-drafter")
+    )
     examples = language.examples(scenes, "held-out", seed, kind="caption")
     requests = [_request(processor, example) for example in examples]
     ways = {
-        "sees the picture": mmspec.accelerate(target, "coupled", drafter=sighted),
-        "reads text only": mmspec.accelerate(target, "spd-mllm", drafter=blind),
+        "reads the image": mmspec.accelerate(target, "coupled", drafter=multimodal),
+        "reads text only": mmspec.accelerate(target, "spd-mllm", drafter=text_only),
         "copies the text so far": mmspec.accelerate(target, "prompt-lookup"),
     }
     plain = mmspec.accelerate(target, "plain")
-    fast = ways["sees the picture"]
+    fast = ways["reads the image"]
     fast.generate(**requests[0], max_new_tokens=8)  # warm-up
     for example, inputs in zip(examples, requests, strict=True):
         console.print(f"[bold]{example.prompt}[/bold]")
-        console.print(_coloured(fast, inputs, processor, max_new_tokens))
-        _same(plain, fast, inputs, max_new_tokens)
+        console.print(_colour_tokens(fast, inputs, processor, max_new_tokens))
+        _compare(plain, fast, inputs, max_new_tokens)
     rows = [(name, _run(way, requests, max_new_tokens)) for name, way in ways.items()]
     others = [
         replace_picture(mine, other)
         for mine, other in zip(requests, requests[1:] + requests[:1], strict=True)
     ]
-    rows.append(("sees the wrong picture", _run(fast, requests, max_new_tokens, others)))
+    rows.append(("reads the wrong image", _run(fast, requests, max_new_tokens, others)))
     _table(rows)
 
 
 def replace_picture(mine: Inputs, other: Inputs) -> Inputs:
-    """What the draft model gets instead: the picture of another request."""
+    """Return drafter inputs with the image of another request."""
     names = ("pixel_values", "image_grid_thw")
     return {name: other[name] for name in names if name in mine}
 
@@ -75,29 +77,29 @@ def _request(processor: Any, example: language.Example) -> Inputs:
     return dict(processor(text=[text], images=[example.image], return_tensors="pt"))
 
 
-def _coloured(fast: Any, inputs: Inputs, processor: Any, room: int) -> Text:
-    """The answer, word by word: accepted drafts in green."""
+def _colour_tokens(fast: Any, inputs: Inputs, processor: Any, max_new_tokens: int) -> Text:
+    """Return the generated text with accepted draft tokens in green."""
     line = Text()
     skipped = set(processor.tokenizer.all_special_ids)
-    for kept in fast.stream(**inputs, max_new_tokens=room, do_sample=False):
-        for place, token in enumerate(kept.tokens[0]):
+    for round_ in fast.stream(**inputs, max_new_tokens=max_new_tokens, do_sample=False):
+        for place, token in enumerate(round_.tokens[0]):
             if token in skipped:
                 continue
             word = processor.tokenizer.decode([token])
             space = "" if not line or word in ".,:;!?" else " "
-            line.append(space + word, style="green" if place < kept.accepted[0] else "")
+            line.append(space + word, style="green" if place < round_.accepted[0] else "")
     return line
 
 
-def _same(plain: Any, fast: Any, inputs: Inputs, room: int) -> None:
-    """Both ways, timed."""
-    seconds, answers = [], []
+def _compare(plain: Any, fast: Any, inputs: Inputs, max_new_tokens: int) -> None:
+    """Time both, and compare their tokens."""
+    seconds, outputs = [], []
     for way in (plain, fast):
         start = perf_counter()
-        answers.append(way.generate(**inputs, max_new_tokens=room, do_sample=False))
+        outputs.append(way.generate(**inputs, max_new_tokens=max_new_tokens, do_sample=False))
         seconds.append(perf_counter() - start)
-    same = answers[0].sequences.tolist() == answers[1].sequences.tolist()
-    calls = [answer.stats.target_calls for answer in answers]
+    same = outputs[0].sequences.tolist() == outputs[1].sequences.tolist()
+    calls = [output.stats.target_calls for output in outputs]
     console.print(
         f"target calls {calls[0]} -> {calls[1]}, milliseconds {1e3 * seconds[0]:.0f} -> "
         f"{1e3 * seconds[1]:.0f}, {'the same' if same else 'ANOTHER'} text\n",
@@ -106,21 +108,21 @@ def _same(plain: Any, fast: Any, inputs: Inputs, room: int) -> None:
 
 
 def _run(
-    way: Any, requests: list[Inputs], room: int, others: list[Inputs] | None = None
+    fast: Any, requests: list[Inputs], max_new_tokens: int, others: list[Inputs] | None = None
 ) -> list[Stats]:
     found = []
     for index, inputs in enumerate(requests):
         given = None if others is None else others[index]
-        out = way.generate(**inputs, drafter_inputs=given, max_new_tokens=room, do_sample=False)
-        found.append(out.stats)
+        inputs = {**inputs, "drafter_inputs": given, "max_new_tokens": max_new_tokens}
+        found.append(fast.generate(**inputs, do_sample=False).stats)
     return found
 
 
 def _table(rows: list[tuple[str, list[Stats]]]) -> None:
     table = Table("the draft model ...", "tokens per target call", "acceptance length", box=None)
     for name, stats in rows:
-        calls = f"{aggregate.tokens_per_target_call(stats):.2f}"
-        table.add_row(name, calls, f"{aggregate.mean_acceptance_length(stats):.2f}")
+        calls = f"{tokens_per_target_call(stats):.2f}"
+        table.add_row(name, calls, f"{mean_acceptance_length(stats):.2f}")
     console.print(table)
 
 

@@ -13,12 +13,14 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from mmspec._lazy import lazy
+from mmspec import _renamed
+from mmspec._attributes import attach_lazily
 
 if TYPE_CHECKING:
     from mmspec import compressors, drafters, modalities, recipes, verifiers, zoo
-    from mmspec.api import Accelerated, accelerate, decode_plain, load
-    from mmspec.modalities.common.text import Output
+    from mmspec.accelerated import Accelerated
+    from mmspec.api import accelerate, decode_plain, load
+    from mmspec.modalities.common.text_generation import Output
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
@@ -41,8 +43,8 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Accelerated": "mmspec.api",
-    "Output": "mmspec.modalities.common.text",
+    "Accelerated": "mmspec.accelerated",
+    "Output": "mmspec.modalities.common.text_generation",
     "Recipe": "mmspec.recipe",
     "Stats": "mmspec.stats",
     "accelerate": "mmspec.api",
@@ -50,6 +52,8 @@ _HOMES = {
     "load": "mmspec.api",
 }
 
+_renamed.install()
+
 if not TYPE_CHECKING:  # a type checker reads the imports above, and so sees misspelt names
     _FOLDERS = {name: f"mmspec.{name}" for name in __all__ if name not in _HOMES}
-    __getattr__, __dir__ = lazy(__name__, {**_HOMES, **_FOLDERS})
+    __getattr__, __dir__ = attach_lazily(__name__, {**_HOMES, **_FOLDERS})

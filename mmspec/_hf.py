@@ -1,8 +1,7 @@
-"""Every private call into transformers' generation code, one thin function each.
+"""Wrappers of private transformers generation code, one function each.
 
-`tests/test_hf_contracts.py` holds one contract test per function: when a release changes one of
-these internals, that test names it. Nothing else in mmspec may call a private method of
-transformers' `generate`.
+`tests/test_hf.py` holds one contract test per function, which fails when a
+release changes it. No other module calls a private method of transformers' `generate`.
 """
 
 from __future__ import annotations
@@ -25,17 +24,18 @@ from transformers import (
     StoppingCriteria,
     StoppingCriteriaList,
 )
-from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
+
+from mmspec._hf_cache import CACHE_NAME, CACHE_NAMES, cached_length
 
 
 @lru_cache(maxsize=1)
-def default_config() -> GenerationConfig:
-    """The library's empty config: its fields are the known generation settings."""
+def get_default_config() -> GenerationConfig:
+    """The empty config of the library; its fields are the known generation settings."""
     return GenerationConfig()
 
 
-def default_settings(model: Any) -> dict[str, Any]:
-    """What `generate()` takes for settings that neither the user nor the model says."""
+def get_default_settings(model: Any) -> dict[str, Any]:
+    """Defaults of `generate()` for settings that neither the user nor the model gives."""
     return dict(model.generation_config._get_default_generation_params())
 
 
@@ -51,14 +51,14 @@ def merge_config(
 def set_special_tokens(
     model: Any, config: GenerationConfig, device: torch.device, batch: int, has_mask: bool
 ) -> None:
-    """Turn the special token ids of `config` into tensors, in place: processors read those."""
+    """Turn the special token ids of `config` into tensors, in place, for the processors."""
     model._prepare_special_tokens(config, has_mask, device=device, batch_size=batch)
 
 
-def decoder_prompt(
+def make_decoder_prompt(
     model: Any, config: GenerationConfig, given: Tensor | None, batch: int, device: torch.device
 ) -> Tensor:  # (B, L)
-    """What a decoder behind an encoder begins with: the start token, and what is `given`."""
+    """The decoder prompt of an encoder-decoder: the start token, then the `given` tokens."""
     set_special_tokens(model, config, device, batch, has_mask=True)
     own = {} if given is None else {"decoder_input_ids": given}
     start, name = config._decoder_start_token_tensor, model.main_input_name
@@ -78,8 +78,8 @@ def set_lengths(
 ) -> GenerationConfig:
     """Fold `max_new_tokens` and `min_new_tokens` into `max_length` and `min_length`.
 
-    `default_max` and `default_min`: nobody set `max_length` / `min_length`. `prompt_length` counts
-    ids: none of a prompt of `embeds` (B, L, D) alone, which the lengths count all the same.
+    `default_max` and `default_min`: `max_length` / `min_length` were not set. `prompt_length`
+    counts ids: 0 for a prompt of `embeds` (B, L, D) only, which the lengths include all the same.
     """
     prepared = model._prepare_generated_length(
         generation_config=config,
@@ -93,7 +93,7 @@ def set_lengths(
     return prepared
 
 
-def logits_processors(
+def make_logits_processors(
     model: Any,
     config: GenerationConfig,
     prompt_length: int,
@@ -104,9 +104,9 @@ def logits_processors(
     extra: Sequence[LogitsProcessor] = (),
     prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
 ) -> LogitsProcessorList:
-    """The processors that `generate()` would run, in its order; `extra` are the user's own.
+    """The processors of `generate()`, in its order; `extra` are the user's own.
 
-    `inputs` (B, L) is what the encoder penalties look at: the encoder's or the only prompt.
+    `inputs` (B, L) are the ids of the encoder penalties: the encoder's or the only prompt.
     """
     mask_name = "decoder_attention_mask" if model.config.is_encoder_decoder else "attention_mask"
     made = model._get_logits_processor(
@@ -125,18 +125,18 @@ def logits_processors(
 def bind_row(
     processor: PrefixConstrainedLogitsProcessor, row: int
 ) -> PrefixConstrainedLogitsProcessor:
-    """The processor as `row` sees it, for a batch of that row alone."""
+    """The processor of one `row`, for a batch of that row alone."""
     allowed = processor._prefix_allowed_tokens_fn
     return PrefixConstrainedLogitsProcessor(lambda _, ids: allowed(row, ids), 1)
 
 
-def stopping_criteria(
+def make_stopping_criteria(
     model: Any,
     config: GenerationConfig,
     extra: Sequence[StoppingCriteria] = (),
     tokenizer: Any = None,
 ) -> StoppingCriteriaList:
-    """The criteria that `generate()` would ask, in its order; `extra` are the user's own."""
+    """The criteria of `generate()`, in its order; `extra` are the user's own."""
     made = model._get_stopping_criteria(
         generation_config=config,
         stopping_criteria=StoppingCriteriaList(extra),
@@ -146,13 +146,8 @@ def stopping_criteria(
     return made
 
 
-def is_given(cache: Any) -> bool:
-    """Whether a cache is the user's own, and not one that `generate()` has just made."""
-    return bool(vars(cache).get("_is_user_defined"))
-
-
 def mask_length(config: GenerationConfig) -> int | None:
-    """Columns of the attention mask that `generate()` took away because it hid nothing."""
+    """Columns of the attention mask that `generate()` removed because it masked nothing."""
     length: int | None = vars(config).get("_mask_length")
     return length
 
@@ -168,9 +163,9 @@ def eos_ids(config: GenerationConfig) -> frozenset[int]:
 
 
 def forward_names(model: Any) -> frozenset[str]:
-    """What a model's forward takes by name; `torch.compile` hides it behind (*args, **kwargs)."""
-    forward = uncompiled(model).forward
-    own = getattr(forward, "__func__", None)  # of the class; asked at every request
+    """Argument names of a model's forward, also under `torch.compile`."""
+    forward = unwrap_compiled(model).forward
+    own = getattr(forward, "__func__", None)  # of the class; read at every request
     return _names_of(forward) if own is None else _names_of(own) - {"self"}
 
 
@@ -179,64 +174,48 @@ def _names_of(forward: Any) -> frozenset[str]:
     return frozenset(inspect.signature(forward).parameters)
 
 
-def uncompiled(model: Any) -> Any:
+def unwrap_compiled(model: Any) -> Any:
     """The model that `torch.compile(model)` keeps as `_orig_mod`."""
     return dict(model.named_children()).get("_orig_mod", model)
 
 
 def cache_name(model: Any) -> str:
-    """The argument that a model takes its cache by."""
+    """The name of a model's cache argument."""
     names = forward_names(model)
-    is_other = "cache_params" in names and "past_key_values" not in names
-    return "cache_params" if is_other else "past_key_values"
+    return next((name for name in (CACHE_NAME, *CACHE_NAMES) if name in names), CACHE_NAME)
 
 
-def held(cache: Any) -> int:
-    """Tokens that a cache tells to hold; recurrent layers alone do not count theirs."""
-    return int(cache.get_seq_length()) if cache is not None and _counts(cache) else 0
-
-
-def is_uncounted(cache: Any) -> bool:
-    """Whether a cache holds states of recurrent layers only: nobody can tell of how many tokens."""
-    states = (x for x in cache.layers if isinstance(x, LinearAttentionCacheLayerMixin))
-    return not _counts(cache) and any(any(layer.has_previous_state.values()) for layer in states)
-
-
-def _counts(cache: Any) -> bool:
-    return any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
-
-
-def prefill_inputs(
+def prepare_prefill_inputs(
     model: Any, inputs: Mapping[str, Any], cache: Any, is_told: bool = False, scored: int = 1
 ) -> dict[str, Any]:
-    """The arguments of the first forward, positions and first-iteration preparation included.
+    """The arguments of the first forward, position ids and first-iteration preparation included.
 
-    `inputs` are the processor's tensors; `position_ids` may be among them already. With `is_told`
-    their tokens begin with those that the cache holds, which are not read again. The last `scored`
-    places are those whose logits are wanted.
+    `inputs` are the processor's tensors; they may contain `position_ids`. With `is_told`
+    they begin with the cached tokens, which are not read again. Logits are computed for the last
+    `scored` positions.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     ids = given.pop("input_ids", None)
     mask = given.pop("attention_mask", None)
-    start = held(cache)
+    start = cached_length(cache)
     source = ids if ids is not None else given["inputs_embeds"]
     names = forward_names(model)
-    is_taken = "position_ids" in names or "input_ids" not in names  # a wrapper names nothing
+    is_taken = "position_ids" in names or "input_ids" not in names  # a wrapper has no names
     if "position_ids" not in given and is_taken:
-        # M-RoPE wants a mask: it knows the number of rows by it
+        # M-RoPE needs a mask: it reads the number of rows from it
         shape = (source.shape[0], source.shape[1] + (0 if is_told else start))
         seen = torch.ones(shape, dtype=torch.int64, device=source.device)
-        # behind a cache M-RoPE goes by what the model noted last, unless the grids tell all
+        # after a cache M-RoPE uses what the model stored last, unless the grids are complete
         grids = is_told and any(given.get(f"{kind}_grid_thw") is not None for kind in _GRIDS)
         known = None if grids or not start else cache
         hints = {
             **given,
             "attention_mask": seen if mask is None else mask,
-            "past_key_values": known,
+            CACHE_NAME: known,
         }
         given["position_ids"] = model._prepare_position_ids_for_generation(source, hints)
     if mask is not None and bool(mask.all()):
-        mask = None  # lets the kernel use its own causal mask
+        mask = None  # the kernel then uses its own causal mask
     if ids is None:
         ids = torch.zeros(given["inputs_embeds"].shape[:2], dtype=torch.int64, device=model.device)
     prepared = model.prepare_inputs_for_generation(
@@ -253,11 +232,11 @@ def prefill_inputs(
     return prepared
 
 
-def prompt_positions(model: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, L), (axes, B, L)
-    """The rotary positions that `generate()` gives a whole prompt; of axes where it is M-RoPE."""
+def make_prompt_positions(model: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, L), (axes, B, L)
+    """Rotary position ids that `generate()` gives a whole prompt; several axes with M-RoPE."""
     hints = {name: value for name, value in inputs.items() if value is not None}
     ids = hints.pop("input_ids")
-    hints = {"attention_mask": torch.ones_like(ids), **hints, "past_key_values": None}
+    hints = {"attention_mask": torch.ones_like(ids), **hints, CACHE_NAME: None}
     found: Tensor = model._prepare_position_ids_for_generation(ids, hints)
     return found
 
@@ -270,8 +249,8 @@ def position_ids_are_generated(
 ) -> bool:
     """Whether `position_ids` among inputs of a `custom_generate` hook are those of `generate()`.
 
-    It makes them before it calls the hook where nobody gave any, and without the inputs that it
-    left `unseen`, so that a model with M-RoPE knew of no picture. Others are the user's.
+    It makes them before it calls the hook where none were given, without the `unseen` inputs, so
+    without images for M-RoPE. Others are the user's.
     """
     given = {n: one for n, one in inputs.items() if one is not None and n not in unseen}
     found = given.pop("position_ids", None)
@@ -282,12 +261,12 @@ def position_ids_are_generated(
     return made.shape == found.shape and bool((made == found).all())
 
 
-def next_inputs(
+def prepare_next_inputs(
     model: Any, inputs: Mapping[str, Any], prepared: Mapping[str, Any], out: Any
 ) -> dict[str, Any]:
-    """What `generate()` hands to the step behind a prompt; its token is the prompt's last again.
+    """The inputs of the step of `generate()` after a prompt; its token repeats the prompt's last.
 
-    `prepared` are the arguments of the first forward, `out` is what that gave.
+    `prepared` are the arguments of the first forward, `out` its output.
     """
     kept = {name: value for name, value in inputs.items() if value is not None}
     ids = kept.pop("input_ids")
@@ -300,11 +279,13 @@ def next_inputs(
     return {name: value for name, value in step.items() if value is not None}
 
 
-def own_steps(model: Any, inputs: Mapping[str, Any], behind: Tensor) -> Tensor:  # (B, 1 + n, V)
-    """The scores that `generate()` sees behind a prompt, and behind each of the tokens (B, n).
+def score_stepwise(
+    model: Any, inputs: Mapping[str, Any], continuation: Tensor
+) -> Tensor:  # (B, 1 + n, V)
+    """Logits of `generate()` after a prompt and after each of the tokens `continuation` (B, n).
 
-    One forward for the prompt and one per token, with the cache that the library makes. `inputs`
-    are those of the first forward; `input_ids` are the decoder's, none of a prompt of embeddings.
+    One forward for the prompt and one per token, with a cache of the library. `inputs` are those
+    of the first forward; `input_ids` are the decoder's, absent for a prompt of embeddings.
     """
     given = {name: value for name, value in inputs.items() if value is not None}
     ids, embeds = given.pop("input_ids", None), given.get("inputs_embeds")
@@ -318,12 +299,12 @@ def own_steps(model: Any, inputs: Mapping[str, Any], behind: Tensor) -> Tensor: 
         seen = torch.ones(source.shape[:2], dtype=torch.int64, device=source.device)
         given.setdefault("attention_mask", seen)
         if "position_ids" not in given and "position_ids" in names:
-            hints = {**given, "past_key_values": None}
+            hints = {**given, CACHE_NAME: None}
             given["position_ids"] = model._prepare_position_ids_for_generation(source, hints)
     given |= {cache_name(model): cache, "use_cache": True}
     given |= {**({"logits_to_keep": 1} if "logits_to_keep" in names else {})}
     scores = []
-    for step in range(behind.shape[1] + 1):
+    for step in range(continuation.shape[1] + 1):
         prepared = model.prepare_inputs_for_generation(
             ids,
             next_sequence_length=1 if step else None,
@@ -333,17 +314,17 @@ def own_steps(model: Any, inputs: Mapping[str, Any], behind: Tensor) -> Tensor: 
         out = model(**prepared, return_dict=True)
         scores.append(out.logits[:, -1])
         given = model._update_model_kwargs_for_generation(out, given, is_encoder_decoder=encoded)
-        ids = torch.cat((ids, behind[:, step : step + 1]), 1)
+        ids = torch.cat((ids, continuation[:, step : step + 1]), 1)
     return torch.stack(scores, 1)
 
 
-def inferred_mask(
+def infer_mask(
     model: Any, ids: Tensor, config: GenerationConfig | None = None
 ) -> Tensor | None:  # (B, L)
-    """The attention mask that `generate()` makes of padding in `ids` (B, L) where none is given.
+    """The attention mask that `generate()` infers from padding in `ids` (B, L).
 
-    None where nothing is padded or padding cannot be told: no pad token, or one that also ends a
-    sequence. `config` is a prepared one; without it the model's own answers.
+    None where nothing is padded or padding is ambiguous: no pad token, or one that also ends a
+    sequence. `config` is a prepared one; default: the model's own.
     """
     if config is None:
         config = merge_config(model, None, {})
@@ -353,7 +334,7 @@ def inferred_mask(
 
 
 def encode_source(model: Any, inputs: Mapping[str, Any]) -> Any:
-    """What the encoder of an encoder-decoder makes of a request, pictures among its words."""
+    """The encoder outputs of a request to an encoder-decoder, images in the prompt included."""
     given = {name: value for name, value in inputs.items() if value is not None}
     config = model.generation_config
     source, name, kept = model._prepare_model_inputs(None, config.bos_token_id, given)
@@ -364,7 +345,7 @@ def encode_source(model: Any, inputs: Mapping[str, Any]) -> Any:
 def encode_guided_text(
     model: Any, inputs: Mapping[str, Any], guidance: float
 ) -> tuple[Tensor, Tensor]:
-    """States (B, L, D) of a text encoder and their mask, and below them a null text if guided."""
+    """States (B, L, D) of a text encoder and their mask; with guidance, null text rows follow."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     mask = torch.ones_like(ids) if mask is None else mask
     config = deepcopy(model.generation_config)
@@ -376,7 +357,7 @@ def encode_guided_text(
 
 
 def encode_melody(model: Any, inputs: Mapping[str, Any], guidance: float) -> tuple[Tensor, None]:
-    """What stands before the frames of MusicGen Melody (B, L, D): chroma and text, a null one."""
+    """The prefix of the frames of MusicGen Melody (B, L, D): chroma and text, and a null prefix."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
     given = {"attention_mask": torch.ones_like(ids) if mask is None else mask}
     config = deepcopy(model.generation_config)
@@ -387,15 +368,15 @@ def encode_melody(model: Any, inputs: Mapping[str, Any], guidance: float) -> tup
     return made["encoder_hidden_states"], None
 
 
-def encoded_names(model: Any) -> frozenset[str]:
-    """What `generate()` hands to the picture encoders of a decoder, and to nothing behind them."""
-    whole = uncompiled(model).base_model
+def encoder_input_names(model: Any) -> frozenset[str]:
+    """Arguments of `generate()` that only the image encoders of a decoder read."""
+    whole = unwrap_compiled(model).base_model
     makers = (getattr(whole, f"get_{kind}_features", None) for kind in _GRIDS)
     return frozenset().union(*(_names_of(own.__func__) for own in makers if own is not None))
 
 
 def encode_media(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """Run the picture encoders; their outputs replace the pixels (`mm_encoder_outputs`)."""
+    """Run the image encoders; their outputs replace the pixels (`mm_encoder_outputs`)."""
     encoded = model._prepare_multimodal_encoder_kwargs_for_generation(dict(inputs))
     assert isinstance(encoded, dict)
     return encoded

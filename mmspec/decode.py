@@ -1,6 +1,6 @@
-"""The loop: propose, score, verify, keep, observe.
+"""The decoding loop: propose, score, verify, keep, observe.
 
-Everything else reads its rounds from outside.
+Streaming, timing and statistics read the rounds that `decode` yields.
 """
 
 from __future__ import annotations
@@ -8,12 +8,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
-from mmspec.clock import Clock
 from mmspec.draft import (
     Draft,
     Drafter,
@@ -34,14 +34,14 @@ T = TypeVar("T")
 
 
 class RequestLike(Protocol):
-    """What a target is asked; only its noise matters to the loop."""
+    """The request of a target; the loop reads its noise only."""
 
     @property
     def noise(self) -> KeyedNoise: ...
 
 
 class ContextLike(Protocol):
-    """What the loop asks of a context: `Context`, `Trajectory`, `Patches`, `Frames`."""
+    """What the loop reads of a context: `Context`, `Trajectory`, `Patches`, `Frames`."""
 
     @property
     def batch(self) -> int: ...
@@ -53,16 +53,16 @@ class ContextLike(Protocol):
     def scores(self) -> Scores | None: ...  # a distribution known without a forward
     @property
     def prefix(self) -> Callable[[int], Tensor] | None: ...  # a row's ids, for stop conditions
-    def generated(self, row: int) -> int: ...
-    def emitted(self) -> list[list[Any]]: ...
-    def nothing(self) -> Draft: ...
+    def num_generated(self, row: int) -> int: ...
+    def generated_tokens(self) -> list[list[Any]]: ...
+    def empty_draft(self) -> Draft: ...
     def at_round(self, index: int) -> ContextLike: ...
 
 
 class BrokenLogits(ValueError):
-    """The target gave NaN or all -inf logits, or predicted NaN.
+    """The target returned NaN or all -inf logits, or predicted NaN.
 
-    Nothing verified is lost: `tokens` has it, per row.
+    `tokens` holds the verified tokens of every row.
     """
 
     def __init__(self, message: str, round_index: int, tokens: list[list[Any]]) -> None:
@@ -73,7 +73,7 @@ class BrokenLogits(ValueError):
 
 @dataclass(frozen=True)
 class Parts:
-    """What is plugged together for one request."""
+    """The parts that decode one request."""
 
     target: Target
     drafter: Drafter
@@ -83,25 +83,25 @@ class Parts:
 
 
 def decode(parts: Parts, request: RequestLike) -> Iterator[Round]:
-    """Decode one request, yielding a `Round` per turn until every row has finished.
+    """Decode one request, yielding one `Round` per iteration until every row has finished.
 
-    Round 0 reads the first token off the prefill; every later round costs one target forward (none
-    where the gate skipped it). If the drafter fails, plain decoding finishes the request, after one
-    warning.
+    Round 0 takes the first token from the prefill; every later round costs one target forward
+    (none where the gate skipped it). If the drafter fails, plain decoding finishes the request,
+    after one warning.
     """
     target, verifier, stop, gate = parts.target, parts.verifier, parts.stop, parts.gate
     clock = Clock(request.noise.rows.device)
     clock.to("prefill")
     context: ContextLike = target.prefill(request)
     clock.to("draft")
-    desk = GuardedDrafter(parts.drafter)
-    desk.begin(context)
+    guarded = GuardedDrafter(parts.drafter)
+    guarded.begin(context)
     index = 0
     while not all(context.finished):
         context = context.at_round(index)
         scores = context.scores
         clock.to("draft")
-        draft = desk.propose(context) if scores is None else context.nothing()
+        draft = guarded.propose(context) if scores is None else context.empty_draft()
         clock.to("verify")
         verdict = gate.skip(context, draft) if gate is not None and scores is None else None
         called = verdict is None and scores is None
@@ -109,21 +109,21 @@ def decode(parts: Parts, request: RequestLike) -> Iterator[Round]:
             scores = target.score(context, draft)
         if verdict is None:
             assert scores is not None
-            verdict = verifier.within(context).verify(draft, scores, context.noise)
-        kept = settle(index, context, draft, scores, verdict, stop)
+            verdict = verifier.bind_context(context).verify(draft, scores, context.noise)
+        round_ = make_round(index, context, draft, scores, verdict, stop)
         calls = scores.calls if called and scores is not None else 0
-        kept = replace(kept, calls=calls, seconds=clock.read())
+        round_ = replace(round_, calls=calls, seconds=clock.read())
         clock.to("host")
-        context = target.keep(context, draft, kept)
+        context = target.keep(context, draft, round_)
         if called and scores is not None:
             clock.to("draft")
-            desk.observe(context, draft, scores, kept)
-        yield replace(kept, seconds=clock.read(), fallback=desk.pop_failure())
+            guarded.observe(context, draft, scores, round_)
+        yield replace(round_, seconds=clock.read(), fallback=guarded.pop_failure())
         clock.resume()
         index += 1
 
 
-def settle(
+def make_round(
     index: int,
     context: ContextLike,
     draft: Draft,
@@ -131,16 +131,16 @@ def settle(
     verdict: Verdict,
     stop: Stop,
 ) -> Round:
-    """Bring the verdict to the host in one transfer and apply the stop conditions to it."""
+    """Copy the verdict to the host in one transfer and apply the stop conditions."""
     drafted, path, tokens, takes, finished, excess = [], [], [], [], [], []
     for row, line in enumerate(_read_back(draft, scores, verdict)):
         if context.finished[row]:
-            line, kept, done = _NOTHING, 0, True
+            line, kept, done = _FINISHED_ROW, 0, True
         else:
             if line.broken:
                 assert scores is not None
-                _refuse(index, row, context, scores)
-            kept, done = stop.cut(row, context.generated(row), line.tokens, context.prefix)
+                _raise_broken_logits(index, row, context, scores)
+            kept, done = stop.cut(row, context.num_generated(row), line.tokens, context.prefix)
         drafted.append(line.drafted)
         path.append(line.nodes[:kept])
         tokens.append(line.tokens[:kept])
@@ -162,7 +162,7 @@ def settle(
 
 
 @dataclass(frozen=True)
-class _Line:
+class _RowVerdict:
     """One row of a verdict on the host."""
 
     drafted: int
@@ -172,18 +172,18 @@ class _Line:
     excess: float = 0.0
 
 
-UNIT = 2.0**-40  # masses travel as integers, so that one transfer takes all
-_NOTHING = _Line(0, (), (), False)
+UNIT = 2.0**-40  # masses are sent as integers, so that one transfer holds everything
+_FINISHED_ROW = _RowVerdict(0, (), (), False)
 
 
-def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_Line]:
+def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_RowVerdict]:
     """The round's only transfer; continuous tokens stay on the device."""
     columns = [verdict.length[:, None]]
     if not draft.is_chain:  # the path of a chain is a count
         columns.append(verdict.path)
     discrete = draft.tokens.dim() == 2
     if discrete:
-        made = draft.tokens if verdict.replaced is None else verdict.replaced
+        made = draft.tokens if verdict.replacements is None else verdict.replacements
         columns.append(made if draft.is_chain else made.gather(1, verdict.path.clamp_min(0)))
         if verdict.next is not None:
             columns.append(verdict.next[:, None])
@@ -191,36 +191,36 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_L
         columns.append((verdict.excess[:, None] / UNIT).long())
     if draft.padded:
         columns.append(draft.mask.sum(-1, keepdim=True))
-    columns.append(_broken(draft, scores)[:, None])
-    read = _discrete if discrete else _continuous
+    columns.append(_find_invalid_rows(draft, scores)[:, None])
+    read = _parse_discrete if discrete else _parse_continuous
     rows = torch.cat(columns, 1).tolist()
     return [read(row, values, draft, verdict) for row, values in enumerate(rows)]
 
 
-def _discrete(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _Line:
-    """One row of the transfer: length, path (trees), tokens, next, and what `_frame` takes off."""
-    nodes, drafted, broken, excess = _frame(values, draft, verdict)
+def _parse_discrete(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _RowVerdict:
+    """One row of the transfer: length, path (trees), tokens, next, and the columns of `_frame`."""
+    nodes, drafted, broken, excess = _split_columns(values, draft, verdict)
     first = 1 if draft.is_chain else 1 + verdict.path.shape[1]
     tokens = values[first : first + len(nodes)]
     if verdict.next is not None:
         tokens.append(values[-1])
-    return _Line(drafted, nodes, tuple(tokens), broken, excess)
+    return _RowVerdict(drafted, nodes, tuple(tokens), broken, excess)
 
 
-def _continuous(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _Line:
-    """The same without tokens: those are views of the draft and of the verdict."""
-    nodes, drafted, broken, excess = _frame(values, draft, verdict)
-    made = draft.tokens if verdict.replaced is None else verdict.replaced
+def _parse_continuous(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _RowVerdict:
+    """The same for continuous tokens, which are views of the draft and of the verdict."""
+    nodes, drafted, broken, excess = _split_columns(values, draft, verdict)
+    made = draft.tokens if verdict.replacements is None else verdict.replacements
     tokens = [made[row, node] for node in nodes]
     if verdict.next is not None:
         tokens.append(verdict.next[row])
-    return _Line(drafted, nodes, tuple(tokens), broken, excess)
+    return _RowVerdict(drafted, nodes, tuple(tokens), broken, excess)
 
 
-def _frame(
+def _split_columns(
     values: list[int], draft: Draft, verdict: Verdict
 ) -> tuple[tuple[int, ...], int, bool, float]:
-    """Kept nodes, and off the end of `values`: excess (measured), size (padded), broken."""
+    """Accepted nodes, and from the end of `values`: excess (measured), size (padded), broken."""
     length, broken = values[0], bool(values.pop())
     drafted = values.pop() if draft.padded else draft.nodes
     excess = 0.0 if verdict.excess is None else values.pop() * UNIT
@@ -228,20 +228,20 @@ def _frame(
     return tuple(nodes), drafted, broken, excess
 
 
-def _broken(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool
-    """Whether some place of a row has no usable score; padded nodes do not count."""
+def _find_invalid_rows(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool
+    """Whether a position of a row has invalid scores; padded nodes do not count."""
     if scores is None:
         return torch.zeros(draft.batch, dtype=torch.bool, device=draft.tokens.device)
     if not draft.padded:
-        return scores.distribution.broken()
+        return scores.distribution.invalid_mask()
     root = draft.mask.new_ones(draft.batch, 1)
-    return scores.distribution.broken(torch.cat((root, draft.mask), 1))
+    return scores.distribution.invalid_mask(torch.cat((root, draft.mask), 1))
 
 
-def _refuse(index: int, row: int, context: ContextLike, scores: Scores) -> None:
-    tokens = context.emitted()
+def _raise_broken_logits(index: int, row: int, context: ContextLike, scores: Scores) -> None:
+    tokens = context.generated_tokens()
     raise BrokenLogits(
-        f"the target's {scores.distribution.trouble} in round {index} (row {row}, after "
+        f"the target's {scores.distribution.invalid_reason} in round {index} (row {row}, after "
         f"{len(tokens[row])} new tokens, which are on this exception as .tokens); run the model "
         "in a wider dtype or check its inputs",
         index,
@@ -250,7 +250,7 @@ def _refuse(index: int, row: int, context: ContextLike, scores: Scores) -> None:
 
 
 class GuardedDrafter:
-    """Holds a drafter and its state; a drafter that fails is retired with one warning."""
+    """A drafter and its state; a drafter that raises is disabled after one warning."""
 
     def __init__(self, drafter: Drafter) -> None:
         self.drafter: Drafter | None = drafter
@@ -258,31 +258,75 @@ class GuardedDrafter:
         self.failure: str | None = None
 
     def begin(self, context: ContextLike) -> None:
-        self.state = self._guarded(lambda drafter: drafter.begin(context))
+        self.state = self._run_guarded(lambda drafter: drafter.begin(context))
 
     def propose(self, context: ContextLike) -> Draft:
-        draft = self._guarded(lambda drafter: drafter.propose(context, self.state))
-        return context.nothing() if draft is None else draft
+        draft = self._run_guarded(lambda drafter: drafter.propose(context, self.state))
+        return context.empty_draft() if draft is None else draft
 
-    def observe(self, context: ContextLike, draft: Draft, scores: Scores, kept: Round) -> None:
-        self.state = self._guarded(
-            lambda drafter: drafter.observe(context, self.state, draft, scores, kept)
+    def observe(self, context: ContextLike, draft: Draft, scores: Scores, round_: Round) -> None:
+        self.state = self._run_guarded(
+            lambda drafter: drafter.observe(context, self.state, draft, scores, round_)
         )
 
     def pop_failure(self) -> str | None:
-        """Why the drafter was retired, once."""
+        """Return why the drafter was disabled, once."""
         failure, self.failure = self.failure, None
         return failure
 
-    def _guarded(self, step: Callable[[Drafter], T]) -> T | None:
+    def _run_guarded(self, step: Callable[[Drafter], T]) -> T | None:
         if self.drafter is None:
             return None
         try:
             return step(self.drafter)
-        except Exception as error:  # whatever a drafter does, the request is finished
+        except Exception as error:  # a failing drafter never fails the request
             self.failure = f"{type(self.drafter).__name__}: {type(error).__name__}: {error}"
             log.warning(
                 "the drafter failed; plain decoding finishes this request (%s)", self.failure
             )
             self.drafter = self.state = None
             return None
+
+
+class Clock:
+    """Attributes the time of a round to labels, without a synchronisation of its own.
+
+    `to("draft")` ends the current label and starts another. On an accelerator, labels are bounded
+    by events on the stream, read after the round's one transfer; the rest of the wall time is
+    "host". On a CPU the labels are wall time.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.cuda = device.type == "cuda"
+        self.marks: list[tuple[str, Any]] = []
+        self.began = perf_counter()
+
+    def to(self, label: str) -> None:
+        """Start `label`."""
+        self.marks.append((label, self._now()))
+
+    def resume(self) -> None:
+        """Restart the clock; the time since `read` belongs to the caller."""
+        self.began = perf_counter()
+        self.marks.clear()
+
+    def read(self) -> dict[str, float]:
+        """Seconds per label since `resume`; call it after a synchronisation."""
+        wall = perf_counter() - self.began
+        end = self._now()
+        if self.cuda:
+            end.synchronize()
+        seconds: dict[str, float] = {}
+        stops = [mark for _, mark in self.marks[1:]] + [end]
+        for (label, start), stop in zip(self.marks, stops, strict=True):
+            passed = start.elapsed_time(stop) / 1e3 if self.cuda else stop - start
+            seconds[label] = seconds.get(label, 0.0) + passed
+        seconds["host"] = max(wall - sum(v for k, v in seconds.items() if k != "host"), 0.0)
+        return seconds
+
+    def _now(self) -> Any:
+        if not self.cuda:
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event

@@ -1,7 +1,8 @@
-"""What travels between the parts of one decoding round, and the parts themselves.
+"""Data exchanged within one decoding round, and the interfaces of its parts.
 
 Letters: B batch rows, N draft nodes, D longest path, V vocabulary, E event shape of a continuous
-token. A draft is a forest per row: nodes hang from earlier ones or the context. A chain is a tree.
+token. A draft is a forest per row: the parent of a node is an earlier node or the context. A chain
+is a tree.
 
     context  the cat           node      0    1    2    3
                 |  \\           token    sat  ran  on   off
@@ -22,32 +23,32 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from mmspec.declared import declared
+from mmspec._attributes import default_property
 from mmspec.distributions.categorical import Categorical
-from mmspec.errors import nothing_drawn, without_draft
-from mmspec.trees import Tree, all_real, children_of, reach_of
+from mmspec.errors import check_no_draft, raise_no_picture
+from mmspec.trees import Tree, all_true_mask, compute_ancestors, compute_children
 
 if TYPE_CHECKING:
-    from mmspec.distributions.distribution import Distribution
+    from mmspec.distributions import Distribution
     from mmspec.distributions.noise import Noise
 
 
 class Kind(Enum):
-    """How the children of one node were drawn; verifiers are exact only for the kinds they name."""
+    """How the children of one node were sampled; verifiers are exact for the kinds they list."""
 
-    IID = "iid"  # each child drawn independently from q, duplicates possible
-    WOR = "wor"  # drawn one after the other from q without replacement
+    IID = "iid"  # each child sampled independently from q, duplicates possible
+    WOR = "wor"  # sampled one after the other from q without replacement
     DET = "det"  # chosen by looking at identities: top-k, retrieval, re-ranking
-    HUB = "hub"  # the top k-1 tokens of q, then one draw from the rest of q
+    HUB = "hub"  # the top k-1 tokens of q, then one sample from the rest of q
     RACE = "race"  # argmax (top-k) of log q + g, with the target's own Gumbel noise g
 
 
 @dataclass(frozen=True)
-class Reading:
-    """How the target reads the nodes of a draft, where that is not as tokens at their depths."""
+class NodeInputs:
+    """Target inputs of the draft nodes, where these are not tokens at their depths."""
 
-    ahead: Tensor | None = None  # (B, N) places behind the context; None = the depths
-    embeds: Tensor | None = None  # (B, N, D) what it reads; None = the tokens
+    relative_positions: Tensor | None = None  # (B, N) distance from the context; None = depths
+    embeds: Tensor | None = None  # (B, N, D) input embeddings; None = those of the tokens
 
 
 @dataclass(frozen=True)
@@ -55,23 +56,23 @@ class Draft:
     """A forest of proposals, one tree per row.
 
     `distribution` row i is the drafter's distribution at the parent of node i, before any sibling
-    was removed: siblings share a row's content. None means the verifier has no use for it (DET and
+    was removed: siblings have equal rows. None means that the verifier does not need it (DET and
     RACE proposals). `tree` is set when every row has the same topology; then `parents` repeats it.
 
-    A node off the mask is read and spoken about like any other, but is no proposal: it cannot be
-    kept. That is padding, a place that holds noise, or a token behind a gap (`Reading.ahead`).
+    A node outside the mask is read and scored like any other, but cannot be accepted: padding, a
+    position that holds noise, or a token after a gap (`NodeInputs.relative_positions`).
     """
 
     tokens: Tensor  # (B, N) int64, or events (B, N, *E), such as frames; parents before children
-    parents: Tensor  # (B, N) int64 node index, -1 = hangs from the context
-    mask: Tensor  # (B, N) bool, False = no proposal; then its descendants are none either
+    parents: Tensor  # (B, N) int64 node index, -1 = the context
+    mask: Tensor  # (B, N) bool, False = no proposal, nor are its descendants
     kind: Kind
     distribution: Distribution | None = None  # batch shape (B, N)
     tree: Tree | None = None  # the shared topology, when there is one
-    padded: bool = True  # whether `mask` may hide anything; False spares looking at it
-    reading: Reading | None = None  # None = tokens at their depths
+    padded: bool = True  # whether `mask` may hide anything; False skips reading it
+    node_inputs: NodeInputs | None = None  # None = tokens at their depths
     extras: object = (
-        None  # what some verifiers ask for besides: `distributions.Driving`, `islands.Cells`
+        None  # further data of some verifiers: `distributions.DrivingNoise`, `islands.Cells`
     )
 
     @classmethod
@@ -83,10 +84,10 @@ class Draft:
         mask: Tensor | None = None,
     ) -> Draft:
         """Wrap proposals (B, N) that follow each other."""
-        return cls.of(Tree.chain(tokens.shape[1]), tokens, kind, distribution, mask)
+        return cls.from_tree(Tree.chain(tokens.shape[1]), tokens, kind, distribution, mask)
 
     @classmethod
-    def of(
+    def from_tree(
         cls,
         tree: Tree,
         tokens: Tensor,
@@ -96,7 +97,9 @@ class Draft:
         extras: object = None,
     ) -> Draft:
         """Wrap proposals (B, N) laid out as `tree`."""
-        real = all_real(tokens.shape[0], tokens.shape[1], tokens.device) if mask is None else mask
+        real = (
+            all_true_mask(tokens.shape[0], tokens.shape[1], tokens.device) if mask is None else mask
+        )
         parents = tree.parents_on(tokens.device).expand(tokens.shape[0], -1)
         return cls(tokens, parents, real, kind, distribution, tree, mask is not None, extras=extras)
 
@@ -108,7 +111,7 @@ class Draft:
         dtype: torch.dtype = torch.int64,
         event: Sequence[int] = (),
     ) -> Draft:
-        """Propose nothing: the round then yields one token of the target."""
+        """A draft without nodes: the round then yields one token of the target."""
         return cls.chain(torch.zeros(batch, 0, *event, dtype=dtype, device=device), Kind.DET)
 
     @property
@@ -123,15 +126,15 @@ class Draft:
     def is_chain(self) -> bool:
         return self.tree is not None and self.tree.is_chain
 
-    def depths(self) -> Tensor:  # (B, N), 0 = hangs from the context
+    def depths(self) -> Tensor:  # (B, N), 0 = child of the context
         """Distance of every node from the context."""
         if self.tree is not None:
             return self.tree.depths_on(self.tokens.device).expand(self.batch, -1)
         return self._reach.sum(-1) - 1
 
-    def places(self) -> Tensor:  # (B, N), 0 = right behind the context
-        """Where every node stands in the text: at its depth, unless there are gaps."""
-        ahead = None if self.reading is None else self.reading.ahead
+    def relative_positions(self) -> Tensor:  # (B, N), 0 = the first position after the context
+        """Position of every node relative to the context: its depth, unless there are gaps."""
+        ahead = None if self.node_inputs is None else self.node_inputs.relative_positions
         return self.depths() if ahead is None else ahead
 
     def ancestors(self) -> Tensor:  # (B, N, N) bool, [b, i, j]: j is i or an ancestor of i
@@ -141,55 +144,58 @@ class Draft:
         return self._reach
 
     def children(self) -> Tensor:  # (B, N + 1, C) node index, -1 padded; row 0 = of the context
-        """The proposals below each node, in the order they were drawn."""
+        """Child indices of each node, in the order of sampling."""
         if self.tree is not None:
             return self.tree.children_on(self.tokens.device).expand(self.batch, -1, -1)
         return self._kids
 
     @cached_property
     def _reach(self) -> Tensor:  # (B, N, N) bool: `ancestors` of rows that differ
-        return reach_of(self.parents)
+        return compute_ancestors(self.parents)
 
     @cached_property
-    def _kids(self) -> Tensor:  # (B, N + 1, C): `children`; asks the device for the widest family
-        return children_of(self.parents)
+    def _kids(
+        self,
+    ) -> Tensor:  # (B, N + 1, C): `children`; reads the largest number of children from the device
+        return compute_children(self.parents)
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What the target says about a draft."""
+    """The target's scores of a draft.
 
-    distribution: Distribution  # target distribution p, batch shape (B, N + 1): row 0 follows the context, row i + 1 node i
-    position: (
-        Tensor  # (B, N + 1) absolute position of the token that each distribution row speaks of
-    )
-    features: Mapping[str, Tensor] = field(default_factory=dict)  # (B, N + 1, ...) as asked for
-    calls: int = 1  # forwards it took
+    `distribution` is p with batch shape (B, N + 1): row 0 follows the context, row i + 1 node i.
+    """
+
+    distribution: Distribution
+    position: Tensor  # (B, N + 1) absolute position of the token that each row predicts
+    features: Mapping[str, Tensor] = field(default_factory=dict)  # (B, N + 1, ...) as requested
+    calls: int = 1  # forward passes
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the verifier decided."""
+    """The verifier's decision."""
 
     path: Tensor  # (B, D) node indices from the context downwards, -1 padded
     length: Tensor  # (B,) accepted draft tokens
     next: Tensor | None  # (B,) or (B, *E): one more token of the target; None = not scored yet
     excess: Tensor | None = None  # (B,) over-accepted mass of the tests made; None = not measured
-    replaced: Tensor | None = None  # (B, N, *E) what is said in place of the tokens; None = those
-    failed: Tensor | None = None  # (B, N) bool: nodes to be drawn anew; None = those off the path
+    replacements: Tensor | None = None  # (B, N, *E) output in place of the tokens; None = those
+    resample_mask: Tensor | None = None  # (B, N) bool: nodes to resample; None = those off the path
 
 
 @dataclass(frozen=True)
 class Round:
-    """One turn of the loop, on the host: what was kept of the verdict, and what it cost.
+    """One iteration of the loop, on the host: accepted tokens and cost.
 
-    `path[b]` are the draft nodes kept in row b; `takes_next[b]` says whether the target's own token
-    was kept as well (it is not where a stop condition cut the row before it).
+    `path[b]` are the draft nodes accepted in row b; `takes_next[b]` is whether the target's own
+    token was taken as well (not where a stop condition ended the row before it).
     """
 
-    index: int  # 0 = the round that reads the first token off the prefill
+    index: int  # 0 = the round that takes the first token from the prefill
     drafted: tuple[int, ...]  # proposed nodes per row
-    accepted: tuple[int, ...]  # draft nodes kept per row: the length of its path
+    accepted: tuple[int, ...]  # draft nodes accepted per row: the length of its path
     path: tuple[tuple[int, ...], ...]
     takes_next: tuple[bool, ...]
     tokens: tuple[tuple[Any, ...], ...]  # new verified tokens per row: path tokens, then the next
@@ -198,150 +204,156 @@ class Round:
     depth: int = 0  # longest path proposed
     calls: int = 1  # target forwards: none in round 0 (the prefill), nor where a gate skipped it
     seconds: Mapping[str, float] = field(default_factory=dict)  # prefill, draft, verify, host
-    fallback: str | None = None  # why the drafter was retired in this round
+    fallback: str | None = None  # why the drafter was disabled in this round
     excess: tuple[float, ...] | None = None  # over-accepted mass per row; None = not measured
-    partial: Callable[[], Any] = field(default=nothing_drawn, repr=False, compare=False)  # picture
+    partial: Callable[[], Any] = field(
+        default=raise_no_picture, repr=False, compare=False
+    )  # partial image
 
     @property
-    def skips(self) -> bool:  # whether a gate kept these tokens without asking the target
+    def is_unverified(self) -> bool:  # whether a gate accepted these tokens without the target
         return self.verdict.next is None
 
 
 class Target(Protocol):
-    """The only thing that knows a model family; `Any` is its own kind of request and context."""
+    """Scores drafts with the target model; `Any` is its own type of request and context."""
 
     def prefill(self, request: Any) -> Any: ...
     def score(self, context: Any, draft: Draft) -> Scores: ...  # one forward: pending + draft
-    def keep(self, context: Any, draft: Draft, kept: Round) -> Any: ...  # commit the path
+    def keep(self, context: Any, draft: Draft, round_: Round) -> Any: ...  # commit the path
 
 
 class Drafter(ABC):
-    """Proposes, and learns from what became of the proposals.
+    """Proposes drafts and observes their verdicts.
 
-    What follows `kinds` has a default, and whoever differs says so; nobody probes for it. One that
-    remembers nothing of a request only proposes.
+    All properties after `kinds` have a default. A drafter without state only implements `propose`.
     """
 
     @property
     @abstractmethod
-    def kinds(self) -> tuple[Kind, ...]: ...  # that it can draw, preferred first
+    def kinds(self) -> tuple[Kind, ...]: ...  # that it can sample, preferred first
 
-    @declared
+    @default_property
     def sees(self) -> str:
-        """What it sees of the picture."""
+        """What of the image it is conditioned on."""
         return "nothing"
 
-    @declared
-    def wants(self) -> frozenset[str]:
-        """What the target shall offer: "vision", "attention", "hidden"."""
+    @default_property
+    def required_features(self) -> frozenset[str]:
+        """Features that the target must provide: "vision", "attention", "hidden"."""
         return frozenset()
 
-    @declared
-    def reads(self) -> bool:
-        """Whether it reads the prompt's tokens by itself, and is lost without them."""
+    @default_property
+    def reads_prompt(self) -> bool:
+        """Whether it reads the tokens of the prompt itself and cannot work without them."""
         return False
 
-    @declared
-    def trees(self) -> bool:
+    @default_property
+    def uses_trees(self) -> bool:
         """Whether it may propose anything but chains."""
         return False
 
-    @declared
-    def carries(self) -> bool:
+    @default_property
+    def carries_tokens(self) -> bool:
         """Whether tokens of a draft are carried over to the next one."""
         return False
 
-    @declared
-    def opens(self) -> bool:
-        """Whether it proposes the first token, too: a prompt is read with its draft, or never."""
+    @default_property
+    def drafts_first_token(self) -> bool:
+        """Whether it proposes the first token too; the prompt is then read with its draft."""
         return False
 
-    @declared
-    def awaits(self) -> frozenset[str]:
-        """What of `wants` it does not look at before its first proposal was scored."""
+    @default_property
+    def deferred_features(self) -> frozenset[str]:
+        """What of `required_features` not needed before its first proposal was scored."""
         return frozenset()
 
-    @declared
+    @default_property
     def records_distribution(self) -> bool:
-        """Whether drafts carry the distributions that their tokens were drawn from."""
+        """Whether drafts include the distributions that their tokens were sampled from."""
         return True
 
-    def drawing(self, kind: Kind) -> Drafter:  # the same, drawing that kind only
+    def with_kind(self, kind: Kind) -> Drafter:  # the same, restricted to that kind
         return self
 
-    def given(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
-        """`drafter_inputs` of a call as it keeps them. Raises ValueError for a draft it ignores."""
-        return without_draft(inputs, self)
+    def prepare_inputs(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
+        """Prepare the `drafter_inputs` of a call. Raises ValueError for a draft it would ignore."""
+        return check_no_draft(inputs, self)
 
-    def begin(self, context: Any) -> Any:  # what is remembered of a request
+    def begin(self, context: Any) -> Any:  # the state of a request
         return None
 
-    def holds(self, state: Any) -> int | None:
-        """Bytes of the keys and values that it keeps for itself; None = it does not say."""
+    def cache_bytes(self, state: Any) -> int | None:
+        """Bytes of its own keys and values; None = not known."""
         return None
 
     @abstractmethod
     def propose(self, context: Any, state: Any) -> Draft: ...
 
-    def observe(self, context: Any, state: Any, draft: Draft, scores: Scores, kept: Round) -> Any:
-        return state  # what is remembered after a round
+    def observe(self, context: Any, state: Any, draft: Draft, scores: Scores, round_: Round) -> Any:
+        return state  # the state after a round
 
 
 class Verifier(ABC):
-    """Turns a draft and its scores into a verdict. Defaults are declared as those of `Drafter`."""
+    """Turns a draft and its scores into a verdict."""
 
     @property
     @abstractmethod
     def lossless(self) -> bool:
-        """Whether the output distribution is the target's; a walk is as lossless as its rule."""
+        """Whether the output distribution is the target's."""
 
     @property
     @abstractmethod
     def kinds(self) -> tuple[Kind, ...]:
-        """The proposal kinds it is right for, preferred first."""
+        """The proposal kinds it is correct for, preferred first."""
 
-    @declared
+    @default_property
     def rule(self) -> Rule | RuleSchedule | None:
-        """What it asks about a single token, if that is how it decides."""
+        """The acceptance rule of single tokens, if it has one."""
         return None
 
-    @declared
-    def trees(self) -> bool:
-        """Whether it takes anything but chains."""
+    @default_property
+    def uses_trees(self) -> bool:
+        """Whether it verifies anything but chains."""
         return True
 
-    @declared
+    @default_property
+    def decodes(self) -> tuple[str, ...]:
+        """What it verifies, as in `Modality.decodes`; empty = not restricted."""
+        return ()
+
+    @default_property
     def looks_ahead(self) -> bool:
-        """Whether a token's fate depends on the tokens behind it."""
+        """Whether the acceptance of a token depends on later tokens."""
         return False
 
-    @declared
-    def blind(self) -> bool:
-        """Whether the target scores drafted tokens without having read those before them."""
+    @default_property
+    def is_blind(self) -> bool:
+        """Whether the target scores drafted tokens without reading the drafted tokens before."""
         return False
 
-    @declared
-    def random(self) -> bool:
+    @default_property
+    def needs_random_steps(self) -> bool:
         """Whether every step of a drafted path must add noise."""
         return False
 
-    @declared
+    @default_property
     def couples(self) -> bool:
         """Whether its output is that of plain decoding with the same seed."""
         return False
 
-    @declared
-    def wants(self) -> frozenset[str]:
-        """What the target shall offer, as for a `Drafter`, with the scores or after the prefill."""
+    @default_property
+    def required_features(self) -> frozenset[str]:
+        """Features that the target must provide, with the scores or after the prefill."""
         return frozenset()
 
-    @declared
-    def words(self) -> str:
-        """Its walk and its rule, for people."""
+    @default_property
+    def description(self) -> str:
+        """Its walk and its rule, as displayed."""
         return type(self).__name__ + ("" if self.rule is None else f", {self.rule!r}")
 
-    def within(self, context: Any) -> Verifier:
-        """The same for this round; whoever goes by place or history says what it is here."""
+    def bind_context(self, context: Any) -> Verifier:
+        """The verifier of this round; those that depend on position or history override it."""
         return self
 
     @abstractmethod
@@ -349,10 +361,10 @@ class Verifier(ABC):
 
 
 class Rule(Protocol):
-    """Acceptance maths on distributions of batch shape (...); knows no trees, caches, models.
+    """Acceptance rule on distributions of batch shape (...); knows no trees, caches, models.
 
     Under greedy decoding `p` is a point mass, whose `scores` still rank the other tokens. A rule
-    that asks for ranks returns `p` or `p.residual(q)`, so that they are there for the next sibling.
+    that uses ranks returns `p` or `p.residual(q)`, which keep them for the next sibling.
     """
 
     @property
@@ -364,7 +376,7 @@ class Rule(Protocol):
 
 @runtime_checkable
 class RuleSchedule(Protocol):
-    """A rule for every depth of a draft; a walk tests each level with its own."""
+    """One rule per depth of a draft."""
 
     @property
     def lossless(self) -> bool: ...
@@ -373,21 +385,21 @@ class RuleSchedule(Protocol):
 
 
 class Gate(ABC):
-    """May accept a draft without asking the target; its tokens then wait to be scored (pending)."""
+    """May accept a draft without the target; its tokens then stay pending."""
 
-    @declared
-    def words(self) -> str:
-        """What it looks at, for people."""
+    @default_property
+    def description(self) -> str:
+        """What it decides by, as displayed."""
         return repr(self)
 
     @abstractmethod
     def skip(self, context: Any, draft: Draft) -> Verdict | None: ...  # `next` is None in it
 
 
-def categorical(distribution: Distribution | None) -> Categorical:
-    """Narrow a distribution to a categorical one; rules over a vocabulary know no other."""
+def as_categorical(distribution: Distribution | None) -> Categorical:
+    """Narrow a distribution to a categorical one. Raises TypeError for any other."""
     if not isinstance(distribution, Categorical):
         raise TypeError(
-            f"a categorical distribution is needed here, but the distribution is {type(distribution).__name__}"
+            f"a Categorical is needed here, but the distribution is a {type(distribution).__name__}"
         )
     return distribution

@@ -1,16 +1,17 @@
-"""Who drafts for a target: the draft model that a recipe takes, bound, and what it sees."""
+"""Load the draft model that a recipe takes, bind it to the target, and find its kind."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from mmspec import zoo
-from mmspec.errors import an
-from mmspec.models.fingerprint import check_signed, sign
+from mmspec import recipes, zoo
+from mmspec.errors import with_article
+from mmspec.models.compatibility import check_signature, sign_head
 from mmspec.recipe import STATES, DraftModelKind, Recipe
 
 ZOO = "zoo:"
@@ -21,49 +22,59 @@ class BoundDraftModel:
     """A draft model bound to its target."""
 
     kind: DraftModelKind
-    model: Any  # as it was given or loaded
-    reader: Any  # as its sort reads it
+    model: Any  # as given or loaded
+    reader: Any  # as its kind reads it
     sees: str
 
     def save(self, folder: Path, target: Any, drafter: Any) -> None:
-        """Write it, and what was learned beside it; a head notes its target."""
+        """Write the model and what was trained with it; a head records its target."""
         if self.sees == STATES:
-            sign(self.model, target)
+            sign_head(self.model, target)
         self.kind.save(self.model, folder, target, drafter)
 
 
 def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | None:
-    """The draft model that the recipe takes, loaded where it is named, and bound to the target.
+    """Bind the draft model that the recipe takes to the target; a name or folder is loaded first.
 
-    Raises ValueError where there must be one, must be none, or one of another sort.
+    Raises ValueError if it is missing, if the recipe takes none, or if it is of another kind.
     """
     if drafter is None and recipe.takes_drafter:
         raise ValueError(
-            f"recipe {recipe.name!r} needs {recipe.wanted}; "
+            f"recipe {recipe.name!r} needs {recipe.drafter_description}; "
             "give drafter= a model, a folder or 'zoo:NAME'"
         )
     if drafter is None:
         return None
     if not recipe.takes_drafter:
         raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
-    model = loaded(recipe, drafter, target) if isinstance(drafter, str | Path) else drafter
+    model = _load(recipe, drafter, target) if isinstance(drafter, str | Path) else drafter
     kind = next((one for one in recipe.draft_model if one.accepts(model)), None)
     if kind is None:
         raise ValueError(
-            f"recipe {recipe.name!r} needs {recipe.wanted}, "
-            f"but {an(type(model).__name__)} is none; give drafter= another model "
+            f"recipe {recipe.name!r} needs {recipe.drafter_description}, "
+            f"but {with_article(type(model).__name__)} is none; give drafter= another model "
             "(for tokens also one that inherits mmspec.draft.Drafter), or use another recipe"
         )
-    check_signed(model, target)
+    check_signature(model, target)
     sees = kind.default_sees(model, target, recipe.sees)
     return BoundDraftModel(kind, model, kind.read(model, target, sees), sees)
 
 
-def loaded(recipe: Recipe, source: str | Path, target: Any) -> Any:
-    """A model from a folder, a hub name or "zoo:NAME", by the sort of its folder."""
+def find_kinds(*decodes: str) -> tuple[DraftModelKind, ...]:
+    """All kinds of draft models that recipes take; of those only that decode this, if given."""
+    plans = [recipes.get(name) for name in recipes.names(*decodes)]
+    return tuple(dict.fromkeys(kind for plan in plans for kind in plan.draft_model))
+
+
+def find_owners(kinds: Iterable[DraftModelKind], folder: Path) -> list[DraftModelKind]:
+    """The kinds that recognise what a folder holds."""
+    return [kind for kind in kinds if folder.is_dir() and kind.owns(folder)]
+
+
+def _load(recipe: Recipe, source: str | Path, target: Any) -> Any:
+    """Load a model from a folder, a hub name or "zoo:NAME"; its folder decides the kind."""
     dtype = None
     if str(source).startswith(ZOO):
         source, dtype = zoo.path(str(source)), torch.float32
-    kinds, folder = recipe.draft_model, Path(source)
-    owners = [kind for kind in kinds if folder.is_dir() and kind.owns(folder)]
-    return (owners or kinds)[0].load(source, target, dtype)
+    owners = find_owners(recipe.draft_model, Path(source)) or recipe.draft_model
+    return owners[0].load(source, target, dtype)

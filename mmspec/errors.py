@@ -1,7 +1,8 @@
-"""Sentences of errors that several parts say: what was given, the rule, the fix."""
+"""Checks of arguments and the messages of their errors: what was given, the rule, the fix."""
 
 from __future__ import annotations
 
+import json
 import math
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -19,7 +20,7 @@ LIBRARIES = frozenset(
 
 
 def unknown_message(given: Sequence[str], known: Iterable[str], where: str) -> str:
-    """What was given, the nearest known keyword, and all of them."""
+    """The message for an unknown keyword: what was given, the nearest known one, and all."""
     names = list(known)
     near = get_close_matches(given[0], names, n=1)
     hint = f"; did you mean {near[0]!r}?" if near else ";"
@@ -27,9 +28,9 @@ def unknown_message(given: Sequence[str], known: Iterable[str], where: str) -> s
     return f"unknown keyword {shown} for {where}{hint} known: {', '.join(names)}"
 
 
-def an(words: str) -> str:
-    """The words with their article."""
-    return f"{'an' if words[:1].lower() in tuple('aeio') else 'a'} {words}"
+def with_article(text: str) -> str:
+    """The noun with its indefinite article."""
+    return f"{'an' if text[:1].lower() in tuple('aeio') else 'a'} {text}"
 
 
 def first_line(error: Exception) -> str:
@@ -38,8 +39,8 @@ def first_line(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def chosen(option: str, value: Any, known: Mapping[str, Part]) -> Part:
-    """The part of that name, or a part of their kinds itself. Raises ValueError with the names."""
+def choose_option(option: str, value: Any, known: Mapping[str, Part]) -> Part:
+    """The part of that name, or an instance of their types. Raises ValueError listing the names."""
     if isinstance(value, str) and value in known:
         return known[value]
     if type(value) in {type(one) for one in known.values()}:
@@ -47,13 +48,13 @@ def chosen(option: str, value: Any, known: Mapping[str, Part]) -> Part:
     raise ValueError(f"{option}={value!r} is not known; choose one of {', '.join(known)}")
 
 
-def is_whole(value: Any) -> bool:
-    """Whether it counts something; True and False do not."""
+def is_integer(value: Any) -> bool:
+    """Whether it is an integer and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
-def without_draft(inputs: Mapping[str, Any], drafter: Any) -> Mapping[str, Any]:
-    """Inputs of a drafter that looks at no text of the call. Raises ValueError for one."""
+def check_no_draft(inputs: Mapping[str, Any], drafter: Any) -> Mapping[str, Any]:
+    """Return the inputs of a drafter that reads no draft text. Raises ValueError for one."""
     if "draft" in inputs:
         raise ValueError(
             f"drafter_inputs has a draft, which {type(drafter).__name__} would not look at; drop "
@@ -71,8 +72,8 @@ def check_number(
     whole: bool = False,
     example: float = 1,
 ) -> None:
-    """Refuse what is no (whole) number, no finite one, or out of range. Raises ValueError."""
-    is_one = is_whole(value) if whole else isinstance(value, Real) and not isinstance(value, bool)
+    """Check for a finite (whole) number within the range. Raises ValueError."""
+    is_one = is_integer(value) if whole else isinstance(value, Real) and not isinstance(value, bool)
     if is_one and math.isfinite(value) and least <= value <= most:
         return
     limits = [f"at least {least:g}"] * (least > -math.inf) + [f"at most {most:g}"] * (
@@ -80,18 +81,18 @@ def check_number(
     )
     kind = "whole number" if whole else "number"
     within = f" of {' and '.join(limits)}" if limits else ""
-    raise ValueError(f"{name}={value!r} is no {kind}{within}; give one, such as {example}")
+    raise ValueError(f"{name}={value!r} must be a {kind}{within}; give one, such as {example}")
 
 
 def refuse_fixed(given: Mapping[str, Any], names: Iterable[str], call: str, why: str) -> None:
-    """Refuse arguments that a call decides about by itself. Raises ValueError."""
+    """Refuse arguments that a call sets itself. Raises ValueError."""
     fixed = [name for name in names if given.get(name) is not None]
     if fixed:
         raise ValueError(f"{', '.join(fixed)} cannot be given to {call}: {why}")
 
 
 def check_vocabulary(what: str, counted: int, size: int, remedy: str) -> None:
-    """Refuse distributions over another vocabulary than a table counts. Raises ValueError."""
+    """Check that a table covers the target's vocabulary. Raises ValueError."""
     if size != counted:
         raise ValueError(
             f"{what} counts {counted} token ids, but the target's vocabulary has {size}; {remedy}"
@@ -99,21 +100,20 @@ def check_vocabulary(what: str, counted: int, size: int, remedy: str) -> None:
 
 
 def check_flag(name: str, value: Any) -> None:
-    """Refuse what is neither true nor false. Raises ValueError."""
+    """Check for a bool. Raises ValueError."""
     if not isinstance(value, bool):
         raise ValueError(f"{name}={value!r} is neither True nor False; give one of them")
 
 
-def check_like(name: str, value: Any, usual: Any) -> None:
-    """Refuse an option of another kind than the usual value; None there leaves the kind open.
+def check_same_kind(name: str, value: Any, usual: Any) -> None:
+    """Check that an option has the type of its default; a default of None allows any type.
 
-    In the place of a name there may be an object of a class of its own. How far a number may go is
-    left to the part that takes it: a threshold may lie below 0, where nothing passes it. Raises
-    ValueError.
+    A name may be replaced by an object of another class. The range of a number is checked by the
+    part that takes it: a threshold may be below 0, where nothing passes it. Raises ValueError.
     """
     if isinstance(usual, bool):
         check_flag(name, value)
-    elif is_whole(usual):
+    elif is_integer(usual):
         check_number(name, value, 0, whole=True, example=usual)
     elif isinstance(usual, Real):
         if value != math.inf:
@@ -126,19 +126,19 @@ def check_like(name: str, value: Any, usual: Any) -> None:
 
 
 def is_of_library(error: Exception) -> bool:
-    """Whether an error arose within a library that we call, in its own Python code."""
-    frames = list(traceback.walk_tb(_raised(error).__traceback__))
+    """Whether an error was raised by the Python code of a library that we call."""
+    frames = list(traceback.walk_tb(unwrap_error(error).__traceback__))
     return bool(frames) and frames[-1][0].f_globals["__name__"].partition(".")[0] in LIBRARIES
 
 
-def _raised(error: Exception) -> Exception:
-    """The error itself: a StopIteration leaves a generator of ours as another one's cause."""
+def unwrap_error(error: Exception) -> Exception:
+    """The original error: a StopIteration leaves a generator as the cause of another error."""
     return error.__cause__ if isinstance(error.__cause__, StopIteration) else error
 
 
 @contextmanager
-def reading(source: str | Path, what: str = "model") -> Iterator[None]:
-    """Name the folder or the hub's name that a library cannot read, and say what may be done."""
+def explain_load_errors(source: str | Path, what: str = "model") -> Iterator[None]:
+    """Name the folder or hub name that a library cannot read, and the fix, in its error."""
     try:
         yield
     except Exception as error:
@@ -163,41 +163,70 @@ def reading(source: str | Path, what: str = "model") -> Iterator[None]:
 
 
 @contextmanager
-def about(name: str) -> Iterator[None]:
-    """Name the argument that an error is about, where what finds it does not know the name."""
+def prefix_errors(name: str) -> Iterator[None]:
+    """Prefix the message of a ValueError with the name of the argument."""
     try:
         yield
     except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
 
 
-def nothing_drawn() -> NoReturn:
-    """The picture of a round that has none. Raises ValueError."""
+def raise_no_picture() -> NoReturn:
+    """The default of `Round.partial`. Raises ValueError."""
     raise ValueError(
-        "there is no picture so far: this round is not of generate_images(), or nobody watched it; "
-        "take the rounds of stream(), or of on_round="
+        "there is no partial image: this round is not of generate_images(), or was not observed; "
+        "use the rounds of stream(), or of on_round="
     )
 
 
-def library_message(error: Exception, asked: str, given: Mapping[str, Any]) -> str:
-    """What a library said of a request, what that was, and where to look."""
-    error = _raised(error)
-    said = " ".join(str(error).split()) or "without a word"
-    said = said if len(said) < 500 else f"{said[:350]} ... {said[-140:]}"  # whole tensors, at times
-    shown = ", ".join(f"{name}={described(value)}" for name, value in given.items())
+def library_message(error: Exception, caller: str, given: Mapping[str, Any]) -> str:
+    """The message for a request that a library refused: its error, the inputs, and the fix."""
+    error = unwrap_error(error)
+    reason = " ".join(str(error).split()) or "no message"
+    if len(reason) >= 500:  # whole tensors, at times
+        reason = f"{reason[:350]} ... {reason[-140:]}"
+    shown = ", ".join(f"{name}={format_value(value)}" for name, value in given.items())
     return (
-        f"{asked} cannot take this request ({type(error).__name__}: {said}); given: {shown}; check "
-        "these, and give tensors as the model's own processor makes them"
+        f"{caller} cannot take this request ({type(error).__name__}: {reason}); given: {shown}; "
+        "check these, and give tensors as the model's own processor makes them"
     )
 
 
-def described(value: Any) -> str:
-    """A value as an error shows it: tensors by dtype and shape, long ones cut."""
+def format_value(value: Any) -> str:
+    """Format a value for an error message: tensors by dtype and shape, long ones truncated."""
     shape = getattr(value, "shape", None)
     if shape is not None:
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(shape)}"
     try:
-        words = " ".join(repr(value).split())
+        text = " ".join(repr(value).split())
     except Exception:  # a GenerationConfig with tensors in it
         return f"a {type(value).__name__}"
-    return words if len(words) < 60 else f"{words[:57]}..."
+    return text if len(text) < 60 else f"{text[:57]}..."
+
+
+def parse_parameters(text: str, known: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Parse `keep=0.25,mass=1`; `known` are the parameters of `name` and their defaults.
+
+    Raises ValueError for unknown parameters, listing the known ones, and for values of another
+    type than the default's.
+    """
+    given = {}
+    for pair in filter(None, text.split(",")):
+        key, _, value = pair.partition("=")
+        if key not in known or not value:
+            listed = ", ".join(f"{key}={default}" for key, default in known.items()) or "none"
+            raise ValueError(f"{pair!r} is no parameter of {name!r}; it has {listed}")
+        given[key] = _value(value, known[key], pair)
+    return given
+
+
+def _value(text: str, default: Any, pair: str) -> Any:
+    """Parse a value of the default's type; a string where the default is None."""
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError:
+        value = text
+    wanted = str if default is None else type(default)
+    if type(value) is not wanted and not (wanted is float and type(value) is int):
+        raise ValueError(f"{pair!r} gives no {wanted.__name__}, as in the default {default}")
+    return value

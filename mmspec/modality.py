@@ -1,9 +1,9 @@
-"""What a modality is: one folder that knows how its models are loaded, bound, asked and judged.
+"""The contracts of a modality: one folder that loads, binds, runs and evaluates its models.
 
-A modality has two halves. The light one (`Modality`, the `MODALITY` of `modalities/<name>/`) is
-data and may be read without importing torch: names, settings, checkpoints. The heavy one (`Plug`,
-the modules of `Modality.package`) does the work and is imported when a model of it is met.
-Nothing outside a modality's folder names it: everybody asks `mmspec.registry`.
+A modality has two halves. The description (`Modality`, the `MODALITY` of `modalities/<name>/`) is
+data and imports no torch: names, settings, checkpoints. The implementation (`Plug` and the other
+modules of `Modality.package`) is imported when a model of the modality is used. Nothing outside a
+modality's folder names it; `mmspec.registry` finds it.
 """
 
 from __future__ import annotations
@@ -18,18 +18,19 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 if TYPE_CHECKING:
+    from mmspec.accelerated import Accelerated
     from mmspec.decode import Parts, RequestLike
     from mmspec.draft import Round
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
-# endings of pictures that PIL writes without further options
+# suffixes of image files that PIL writes without further options
 PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A checkpoint of the zoo: a target, or a drafter trained to follow one.
+    """A bundled checkpoint: a target, or a draft model trained for one.
 
     `trainer` names the module that trains it (`mmspec.zoo.training.Trainer`), `loader` the module
     that reads it: `load(entry, folder, dtype)` and `processor(entry, folder)`.
@@ -39,18 +40,18 @@ class Entry:
     description: str
     trainer: str
     loader: str
-    target: str | None = None  # of a drafter: whom it follows
-    drafter: str | None = None  # of a target: its default drafter
-    sees: str = "nothing"  # what it sees of its target's prompt
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of calls, where nothing is said
-    recipe: str | None = None  # of a target: what commands take where none is named
+    target: str | None = None  # of a draft model: the target it was trained for
+    drafter: str | None = None  # of a target: its default draft model
+    sees: str = "nothing"  # what a draft model sees of the prompt
+    settings: Mapping[str, Any] = field(default_factory=dict)  # defaults of calls
+    recipe: str | None = None  # of a target: the default of commands
 
     @staticmethod
     def read_entries(package: str) -> tuple[Entry, ...]:
-        """The checkpoints in the `zoo.toml` of a modality of this package.
+        """Read the `zoo.toml` of a modality of this package.
 
-        They are read by its module `checkpoints`, and trained by the module `train` of the folder
-        of the same name in `tools/zoo`, unless the file names another trainer.
+        Its checkpoints are loaded by its module `checkpoints` and trained by the module `train` of
+        the folder of the same name in `tools/zoo`, unless the file names another trainer.
         """
         text = files(package).joinpath("zoo.toml").read_text(encoding="utf-8")
         folder = package.removeprefix("mmspec.modalities.")
@@ -64,80 +65,73 @@ class Entry:
 
 @dataclass(frozen=True)
 class Source:
-    """What a user gave for a model, as far as it is known without reading weights."""
+    """What is known of a user's model without reading weights."""
 
-    given: Any  # the model, or its folder or name
+    given: Any  # the model, its folder or its name
     model_type: str | None = None  # of its configuration
-    classes: tuple[str, ...] = ()  # names of its class and the classes it is made of
-    checkpoint: str | None = None  # its name in the zoo
+    classes: tuple[str, ...] = ()  # names of its class and of the base classes
+    checkpoint: str | None = None  # its name among the bundled ones
 
 
 @dataclass(frozen=True)
 class Modality:
-    """The light half.
+    """The description of a modality.
 
-    `owns` says whether a source belongs here; a modality that `is_general` is asked last. What it
-    `decodes` tells which recipes are for it: "tokens", "latents", "patches", or a word of its own.
-    `parts` are what `accelerate` takes beside recipe, drafter, verifier and the recipe's own
+    `owns` decides whether a source belongs to it; a modality that `is_general` comes last. Recipes
+    fit that decode what it `decodes`: "tokens", "latents", "patches", or a word of its own. `parts`
+    are the keyword arguments of `accelerate` beside recipe, drafter, verifier and the recipe's own
     options; `settings` is a dataclass of what one call takes on the command line (see `setting`).
     """
 
     name: str
     decodes: str
-    recipe: str  # the default one; `drafted` where a draft model is given
+    recipe: str  # the default one
     settings: type
-    package: str  # where the heavy half stands: its modules `plug`, `asking` and `measures`
+    package: str  # has the modules `plug`, `formatting` and `measures`
     owns: Callable[[Source], bool]
     zoo: tuple[Entry, ...] = ()
     parts: tuple[str, ...] = ()
-    recipe_with_drafter: str | None = None
-    plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts that speculate nothing
-    files: tuple[str, ...] = ()  # endings that `Asker.render` writes, the usual one first
+    recipe_with_drafter: str | None = None  # the default one with a draft model
+    plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts without speculation
+    files: tuple[str, ...] = ()  # suffixes that `Formatter.render` writes, the default first
     is_general: bool = False
-    also_decodes: tuple[str, ...] = ()  # further sorts of recipes that its models take
-    unsupported_options: tuple[
-        str, ...
-    ] = ()  # options of recipes that none of its models can serve
-    command_call: str | None = (
-        None  # the call that commands make, where that is not the customary one
-    )
-    survey: str | None = None  # the module that measures every class of the library behind it
-    training_data: str | None = (
-        None  # the module that makes requests of training data (`TrainingData`)
-    )
+    also_decodes: tuple[str, ...] = ()  # what else recipes may decode for its models
+    offers: tuple[str, ...] = ()  # what its models have of what recipes need (`Recipe.needs`)
+    unsupported_options: tuple[str, ...] = ()  # options that none of its models honours
+    command_call: str | None = None  # the call that commands make; default: the first
+    survey: str | None = None  # the module that measures every class of its library
+    training_data: str | None = None  # the module that implements `TrainingData`
 
     @property
     def all_decodes(self) -> tuple[str, ...]:
-        """What recipes for it decode, its own first."""
+        """What recipes may decode for it, its own first."""
         return (self.decodes, *self.also_decodes)
 
 
 def setting(default: Any, about: str, **more: Any) -> Any:
     """A field of `Modality.settings`: its default, its help, and `min`, `max` or `choices`.
 
-    `only` names the command that takes it ("generate" or "bench"; all if not said), and `writes`
-    the endings of a file that is going to be written.
+    `only` names the command that takes it ("generate" or "bench"; default: all), and `writes` the
+    suffixes of a file that will be written.
     """
     return field(default=default, metadata={"help": about, **more})
 
 
 def parse_settings(cls: type, given: Mapping[str, Any]) -> Any:
-    """`cls` made of what was given. Raises ValueError for what it does not have, or out of range.
-
-    The message names the value, the rule, and what is known.
-    """
+    """Make a `cls` of settings. Raises ValueError for unknown names and for values out of range."""
     known = {one.name: one for one in fields(cls)}
     unknown = sorted(set(given) - set(known))
     if unknown:
         raise ValueError(
-            f"{', '.join(unknown)} is no setting here; known: {', '.join(known) or 'none'}"
+            f"{', '.join(unknown)} is not a setting of this modality; known: "
+            f"{', '.join(known) or 'none'}"
         )
     for name, value in given.items():
         limits = known[name].metadata
         if value is None:
             continue
         if isinstance(value, float) and math.isnan(value):
-            raise ValueError(f"{name}={value!r} is no number; give one")
+            raise ValueError(f"{name}={value!r} is not a number; give one")
         if limits.get("choices") is not None and value not in limits["choices"]:
             choices = ", ".join(map(str, limits["choices"]))
             raise ValueError(f"{name}={value!r} is not known; choose one of {choices}")
@@ -161,42 +155,40 @@ class Call:
     parts: Parts
     request: RequestLike
     recipe: Recipe  # as it was bound for this call
-    view: View | None = None  # of what a person may look at before the end
-    models: tuple[Any, ...] = ()  # that its rounds call beside the session's: threads take turns
+    view: View | None = None  # decodes partial output, for `Round.partial`
+    models: tuple[Any, ...] = ()  # further models that its rounds run; threads take turns
 
 
 class Loop(Protocol):
-    """The loop as a session sees it: rounds of a call, counted and watched from outside."""
+    """The decoding loop as a session sees it; rounds are counted and observed outside."""
 
     @property
-    def is_watched(self) -> bool: ...  # whether somebody waits for the rounds
+    def is_watched(self) -> bool: ...  # whether rounds are observed
     def __call__(self, call: Call) -> Iterator[Round]: ...
-    def stats(self) -> Stats: ...  # of all that was decoded so far in this request
-    def report(self, stats: Stats) -> None: ...  # of a run that did not go through the loop
+    def stats(self) -> Stats: ...  # of this request so far
+    def report(self, stats: Stats) -> None: ...  # of a request that did not use the loop
 
 
 class Session(Protocol):
     """A model bound to a recipe.
 
-    `calls` are the ways to ask it, the customary one first, by the name that users know:
-    "generate", "generate_images", "__call__". `run` answers one of them; whoever calls whom (a
-    pipeline calls us, and we call a language model), the loop is handed in. `seed` and `row_ids`
-    arrive checked, among the arguments. Calls are declared here and nowhere else; the docstring of
-    `run` says what they take. `methods` answer users directly, without the loop.
+    `interface` is the class on `mmspec.accelerated.Accelerated` that users get; its methods are the
+    calls that the model has. `run` executes one of them with the loop that it is handed: a pipeline
+    calls the loop in the middle of its own code, for a language model the session calls it.
+    `seed` and `row_ids` are among the arguments, already checked.
     """
 
     model: Any
     recipe: Recipe
-    calls: tuple[str, ...]
-    methods: tuple[str, ...] = ()
-    signature: inspect.Signature | None = None  # of being called, for who looks before calling
+    interface: type[Accelerated]
+    signature: inspect.Signature | None = None  # of `__call__`, where transformers inspects it
 
     @property
-    def sees(self) -> str: ...  # what the drafter sees of the prompt
+    def sees(self) -> str: ...  # what the draft model sees of the prompt
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
     ) -> Any: ...
-    def save(self, folder: Path) -> None: ...  # the drafter's weights, where there are some
+    def save(self, folder: Path) -> None: ...  # the weights of the draft model, if any
     @property
     def name(self) -> str | None:
         """Where the model came from, for `mmspec.load`."""
@@ -205,27 +197,27 @@ class Session(Protocol):
 
 @dataclass(frozen=True)
 class RunResult:
-    """What came out for one request, as far as races and certificates must know."""
+    """The output of one request, for benchmarks and certificates."""
 
-    values: Any  # what is compared by ==: new tokens per row, codes; None where nothing is
-    count: int  # what seconds are divided by, alike for all contestants: tokens, codes, pictures
-    calls: float  # of the target, prefill aside
-    exact: bool = True  # whether the distribution of the output is claimed to be the target's
-    output: Any = None  # what a judge looks at
+    values: Any  # compared by ==: new tokens per row, codes; None = not compared
+    count: int  # what seconds are divided by: tokens, codes, images
+    calls: float  # of the target, without the prefill
+    exact: bool = True  # whether the output is claimed to have the target's distribution
+    output: Any = None  # what qualities are measured on
     stats: Stats | None = None
-    network_rows: float | None = None  # that all calls together computed, where they are counted
-    seconds: float | None = None  # its own time, where more happened meanwhile; None = all of it
-    rounds: Any = None  # of the loop: in which one each part of the output was kept, if it is told
+    network_rows: float | None = None  # computed by all calls together, where counted
+    seconds: float | None = None  # its own time; None = the whole time of the run
+    rounds: Any = None  # the round in which each part of the output was accepted
 
 
-RunResults = Mapping[str, Sequence[RunResult]]  # of every contestant, one per request
+RunResults = Mapping[str, Sequence[RunResult]]  # of every runner, one per request
 
 
 class Runner(Protocol):
-    """Who takes part in a race: our loop with some recipe, or a way of the library's own.
+    """What a benchmark runs: our loop with a recipe, or a method of the library.
 
-    `first` answers with the first token of each row alone, for the time of a prefill; None where
-    there is no such thing.
+    `run_first_token` generates the first token of each row alone, for the time of the prefill; None
+    where that cannot be measured.
     """
 
     def run(self, request: Mapping[str, Any], seed: int) -> RunResult: ...
@@ -236,17 +228,17 @@ class Runner(Protocol):
 
 @dataclass(frozen=True)
 class Speculative(Runner):
-    """Our loop with some recipe: an `Accelerated`."""
+    """Our loop with a recipe: an `Accelerated`."""
 
     fast: Any
 
 
 @dataclass(frozen=True)
 class Quality:
-    """One named measure of answers.
+    """One named measure of output quality.
 
-    `judge` gets a contestant's answers and everybody's; it returns a value and a weight per item
-    (averaged, with a standard error), or nothing where it has nothing to say.
+    `judge` gets the results of one runner and those of all; it returns a value and a weight per
+    item (averaged, with a standard error), or nothing where it does not apply.
     """
 
     name: str
@@ -255,20 +247,20 @@ class Quality:
 
 @dataclass(frozen=True)
 class Workload:
-    """What a race is about: requests, how good answers are, and who else runs.
+    """What a benchmark measures: requests, qualities, baselines and peers.
 
-    `timed` are measured; `judged` (if any) are answered once, for the qualities alone. `fast` makes
-    a contestant of an accelerated model; `plain` is plain decoding. `baselines` are the library's
-    own ways, the first of which end-to-end speed-ups refer to. `peers` makes further ones, out of
-    the contestants of the recipes, a seed and a progress, and says why some are missing. `controls`
-    makes accelerated models whose drafters know nothing, out of plain answers.
+    `timed` requests are timed; `judged` ones, if any, run once for the qualities alone. `fast`
+    makes a runner of an accelerated model; `plain` is plain decoding. `baselines` are the library's
+    own methods; end-to-end speed-ups refer to the first. `peers` makes further runners of those of
+    the recipes, a seed and a progress callback, and returns the reasons for missing ones.
+    `controls` makes accelerated models with uninformed drafters of plain results.
     """
 
     timed: Sequence[Mapping[str, Any]]
     plain: Runner
     fast: Callable[[Any], Runner]
     baselines: Mapping[str, Runner] = field(default_factory=dict)
-    missing: Mapping[str, str] = field(default_factory=dict)  # baselines that there are not, why
+    missing: Mapping[str, str] = field(default_factory=dict)  # reasons for missing baselines
     peers: (
         Callable[
             [Mapping[str, Runner], int, Callable[[str, int, int], None]],
@@ -281,34 +273,36 @@ class Workload:
     qualities: Sequence[Quality] = ()
     extras: Callable[[Sequence[RunResult], RunResults], Mapping[str, Any]] | None = None  # of a row
     batch: int = 1
-    is_greedy: bool = False  # so that answers can be compared value for value
-    replayed: int = 0  # timed requests whose forwards can be made again alone; 0 = no such thing
-    toy_distance: Callable[[str, Mapping[str, Any]], float | None] | None = None  # of recipe, parts
+    is_greedy: bool = False  # then results are compared value by value
+    replayed: int = 0  # timed requests whose forwards are replayed alone
+    # of a recipe and its parts on a tiny model
+    tiny_model_distance: Callable[[str, Mapping[str, Any]], float | None] | None = None
     device: Any = "cpu"
     settings: Mapping[str, Any] = field(default_factory=dict)  # of all requests, for the report
-    environment: Mapping[str, Any] = field(default_factory=dict)  # beside what is always reported
+    environment: Mapping[str, Any] = field(default_factory=dict)  # reported in addition
 
 
 class Formatter(Protocol):
-    """Between a person and a session: what is typed becomes a request, an output becomes words.
+    """Turns prompts into requests, and outputs into text, data and files, for commands.
 
-    Made for one model and one set of settings; `mmspec generate`, `bench` and `certify` ask so.
+    Made for one model and one set of settings.
     """
 
-    source: str  # the model as typed
+    source: str  # the model argument
 
-    def request(self, prompts: Sequence[str]) -> dict[str, Any]: ...  # of the customary call
-    def text(self, output: Any) -> str | None: ...  # what is printed; None = only files
-    def data(self, output: Any) -> dict[str, Any]: ...  # plain data for programs, by name
-    def render(self, output: Any, path: Path) -> tuple[Path, ...]: ...  # what is looked at
+    def request(self, prompts: Sequence[str]) -> dict[str, Any]: ...  # arguments of the first call
+    def text(self, output: Any) -> str | None: ...  # printed; None = only files
+    def data(self, output: Any) -> dict[str, Any]: ...  # plain data for --json
+    def render(self, output: Any, path: Path) -> tuple[Path, ...]: ...  # writes files
 
 
 Outcome = Literal["ok", "note", "refused"]
+UNFIT = "recipes that do not fit"  # check of findings that list recipes with the reason
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that `mmspec doctor` looked at: what each model has, and whether that works."""
+    """One check of `mmspec doctor`: what each model has, and whether they fit."""
 
     check: str
     target: Any
@@ -318,10 +312,10 @@ class Finding:
 
 
 class Plug(Protocol):
-    """The heavy half of a modality: functions of its module `plug`.
+    """The implementation of a modality: functions of its module `plug`.
 
-    `load` reads a folder, a name on a hub or "zoo:NAME"; it runs no code that lies there, unless
-    `trust_remote_code` is given.
+    `load` reads a folder, a hub name or "zoo:NAME"; it runs remote code only with
+    `trust_remote_code`.
     """
 
     def load(self, source: str | Path, **options: Any) -> Any: ...
@@ -331,10 +325,10 @@ class Plug(Protocol):
 
 
 class Formatting(Protocol):
-    """How people ask models of a modality: functions of its module `asking`.
+    """What commands use of a modality: functions of its module `formatting`.
 
-    `load_drafter` and `formatter` run no code of a folder either. `examine` looks at a model, or at a
-    pair, without reading weights into memory.
+    `load_drafter` and `formatter` run no remote code either. `examine` checks a model or a pair
+    without reading weights into memory.
     """
 
     def load_drafter(self, model: Any, source: str | Path, **options: Any) -> Any: ...
@@ -343,48 +337,46 @@ class Formatting(Protocol):
 
 
 class Teacher(Protocol):
-    """Asks one model the questions of a data set; `mmspec train` learns from what it answers.
+    """Makes requests to the target of `mmspec train` from the rows of a data set.
 
     A *question* is a `mmspec.training.conversations.Question`.
     """
 
     reader: Any  # the `mmspec.targets.readers.reader.Reader` of the model
-    ends: frozenset[int]  # tokens that end an answer
-    longest: int | None  # tokens of an answer at most; None = as many as are asked for
+    end_ids: frozenset[int]  # tokens that end an answer
+    max_answer_tokens: int | None  # of an answer; None = as many as are requested
 
-    def check(self, questions: Sequence[Any]) -> None: ...  # raises ValueError for what it cannot
-    def load_media(self, question: Any) -> Any: ...  # its pictures; raises ValueError if unreadable
+    def check(self, questions: Sequence[Any]) -> None: ...  # raises ValueError if unsupported
+    def load_media(self, question: Any) -> Any: ...  # its images; raises ValueError if unreadable
     def inputs(
         self, questions: Sequence[Any], opened: Sequence[Any]
-    ) -> dict[str, Any]: ...  # of the customary call, (B, L) ids padded on the left
-    def tokens(self, answer: str) -> list[int]: ...  # of the data's own answer, with its end
+    ) -> dict[str, Any]: ...  # arguments of the first call, (B, L) ids padded on the left
+    def tokens(self, answer: str) -> list[int]: ...  # of an answer in the data, with the end token
 
 
 class TrainingData(Protocol):
-    """How models of a modality are asked what data hold: functions of `Modality.teaching`."""
+    """Training data of a modality: functions of the module `Modality.training_data`."""
 
     def teacher(self, source: str, model: Any, **options: Any) -> Teacher: ...
-    def skeleton(self, source: str) -> Any: ...  # a model without memory
-    def names_environment(
-        self, data: str
-    ) -> bool: ...  # whether data names what a model makes by itself
+    def skeleton(self, source: str) -> Any: ...  # a model on the meta device
+    def names_environment(self, data: str) -> bool: ...  # whether data names an environment
     def record_episodes(
         self, data: str, teacher: Any, folder: Path, seed: int, progress: Any
-    ) -> Path: ...  # such data in a file, made now; progress as of `mmspec.training.reporting`
+    ) -> Path: ...  # writes episodes of the environment to a file
 
 
 class Survey(Protocol):
-    """What works of a whole library: functions of the module that `Modality.survey` names."""
+    """Which classes of a library work: functions of the module `Modality.survey`."""
 
-    def survey(self) -> Iterator[Any]: ...  # one line (a dataclass) per class, as it is measured
+    def survey(self) -> Iterator[Any]: ...  # one line (a dataclass) per class
     def markdown(self, lines: Sequence[Any]) -> str: ...
 
 
 @dataclass(frozen=True)
 class Selection:
-    """Which requests a workload is made of."""
+    """The requests of a workload."""
 
-    prompts: Sequence[str] | None  # of the user; None = the zoo's held-out ones
+    prompts: Sequence[str] | None  # of the user; None = held-out examples
     count: int  # requests in all, at least `batch`
     batch: int
     seed: int
@@ -392,16 +384,13 @@ class Selection:
 
 
 class Measures(Protocol):
-    """How a modality is measured: functions of its module `measures`.
-
-    It stands above the benchmark and may import it; nothing imports it but by name.
-    """
+    """How a modality is measured: functions of its module `measures`, which may import `bench`."""
 
     def workload(
         self, model: Any, formatter: Formatter, settings: Any, selection: Selection
     ) -> Workload: ...
     def certify(self, recipe: Recipe, trial: Any) -> tuple[Recipe, Iterable[Any]]:
-        """The recipe as it was bound, and `Check`s out of a `Trial` (`mmspec.bench.certificate`).
+        """The recipe as it was bound, and the `Check`s of a `Trial` (`mmspec.bench.certificate`).
 
         Raises ValueError for a recipe that cannot be tested here.
         """

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import InitVar, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeVar
 
 import torch
 
 from mmspec.draft import Drafter, Gate, Kind, Verifier
-from mmspec.errors import an
+from mmspec.errors import with_article
 
 if TYPE_CHECKING:
     from mmspec.codes.actions import ActionSpace
@@ -24,43 +25,57 @@ class Execution(Protocol):
     """The shape of a draft, in words: how it is drafted, and how it is verified."""
 
     @property
-    def words(self) -> str: ...  # draft execution
+    def description(self) -> str: ...  # draft execution
     @property
     def walk(self) -> str: ...  # verification execution
 
 
 LINEAR, TREE = "linear, one pass", "tree, one pass"  # walks
 STATES = "target-states"  # what heads see
-COMPRESSIBLE = ("pixels", "target-features")  # what a draft model sees that can be thinned
+COMPRESSIBLE = ("pixels", "target-features")  # draft model inputs that can be compressed
+CTC_HEAD = "CTC head"
+NEEDS: Mapping[str, str] = {  # what a recipe may need of the target; `Modality.offers` it
+    "image tokens": "the target generates image tokens",
+    "codebook": "a codebook of image tokens, from the model or from codebook=",
+    "image input": "images in the prompt",
+    "speech encoder": "an encoder of audio",
+    CTC_HEAD: "a CTC head on the encoder",
+    "speech tokens": "the target generates the codes of a speech codec",
+    "action space": "the target's tokens are robot actions",
+}
 
 
 class DraftModelKind(ABC):
-    """A sort of draft model: how one is told, loaded, bound to a target, and saved.
+    """A kind of draft model: how it is recognised, loaded, bound to a target, and saved.
 
-    Stands in the file of its drafter; nobody else knows which sorts there are. A *target* is what
-    reads the user's model (`mmspec.targets.readers.reader.Reader`, or what a modality has in its
-    place).
+    It is defined in the file of its drafter and found through the recipes that name it. A *target*
+    is a reader of the user's model (`mmspec.targets.readers.reader.Reader`, or the equivalent of
+    the modality).
     """
 
     @property
     @abstractmethod
-    def words(self) -> str:
-        """What people call it: "draft model", "feature head"."""
+    def description(self) -> str:
+        """A noun for messages: "draft model", "feature head"."""
 
     @abstractmethod
     def accepts(self, model: Any) -> bool:
-        """Whether a loaded model is of this sort."""
+        """Whether a loaded model is of this kind."""
 
     @abstractmethod
     def owns(self, folder: Path) -> bool:
-        """Whether a folder holds one, as far as can be told without reading weights."""
+        """Whether a folder holds one; decided without reading weights."""
 
     @abstractmethod
     def load(self, source: str | Path, target: Any, dtype: torch.dtype | None = None) -> Any:
-        """A model from a folder or a hub name; safetensors only, as it was saved or in `dtype`.
+        """Load a model from a folder or a hub name; safetensors only, in `dtype` or as saved.
 
-        Raises ValueError for what is none.
+        Raises ValueError for other content.
         """
+
+    def skeleton(self, source: str | Path, target: Any) -> Any:
+        """The model for `mmspec doctor`, if possible on the meta device; default: `load`."""
+        return self.load(source, target)
 
     @abstractmethod
     def read(self, model: Any, target: Any, sees: str) -> Any:
@@ -81,7 +96,7 @@ class DraftModelKind(ABC):
         """A model that could draft for this target, with random weights, for certificates."""
 
     def save(self, model: Any, folder: Path, target: Any, drafter: Any) -> None:
-        """Write what `load` reads; `drafter` was built of it and may hold more that is learned."""
+        """Write what `load` reads; `drafter` was built from it and may hold further weights."""
         model.save_pretrained(folder)
 
 
@@ -90,34 +105,34 @@ class Kit:
     """What a recipe's draft architecture is built from."""
 
     target: Any  # a `Backbone`, or the `ChainTarget` of a denoising chain
-    drafter: Any | None  # the draft model, as its sort reads it, where the recipe takes one
+    drafter: Any | None  # the draft model as its kind reads it; None = the recipe takes none
     shape: Any
     sees: str
     compressor: Any | None = None
     options: Mapping[str, Any] = field(default_factory=dict)
     kv: Any | None = None  # which of the target's keys and values the drafter reads
-    actions: ActionSpace | None = None  # what its tokens mean to a robot; None = it is no policy
+    actions: ActionSpace | None = None  # of a policy; None = the target is no policy
 
     @property
     def space(self) -> ActionSpace:
-        """What tokens mean to a robot. Raises ValueError for a model that is no policy."""
+        """The action space of the target. Raises ValueError for a model that is no policy."""
         if self.actions is None:
             raise ValueError(
-                "this recipe goes by what tokens mean to a robot, and the model says nothing about "
-                "that; give actions=, or a policy whose configuration has norm_stats"
+                "this recipe needs an action space, and the model has none; give actions=, or a "
+                "policy whose configuration has norm_stats"
             )
         return self.actions
 
 
 @dataclass(frozen=True)
 class Deferred(Generic[Made]):
-    """What a verifier or a gate is made of once a model is known: its codebook, or an option.
+    """A verifier or a gate that depends on the model (its codebook) or on an option.
 
-    It stands in the recipe until that is bound (`resolve`), and says what is known before.
+    `resolve` makes it when the recipe is bound; the fields declare what is known before.
     """
 
     make: Callable[[Kit], Made]
-    words: str  # walk and rule, or what the gate looks at
+    description: str  # walk and rule, or what the gate looks at
     lossless: bool = False  # whether whatever is made is
     couples: bool = False  # as for a `Verifier`
     kinds: tuple[Kind, ...] = (Kind.WOR, Kind.IID, Kind.DET)  # what rules can judge
@@ -138,21 +153,25 @@ class Recipe:
     execution: Any  # an `Execution`: a `Shape` of tokens, or the `Window` of a denoising chain
     verifier: Verifier | Deferred[Verifier]  # verification execution and optimisation
     optimisation: str = "none"  # draft optimisation: how the drafter was or is tuned
-    compressor: Any | None = None  # of what the drafter sees of the picture
-    sees: str = "nothing"  # default sight of the draft model
-    draft_model: tuple[DraftModelKind, ...] = ()  # sorts that drafter= may be of; empty = none
-    options: Mapping[str, Any] = field(default_factory=dict)  # further knobs and their defaults
+    compressor: Any | None = None  # of the visual tokens that the drafter reads
+    sees: str = "nothing"  # default input of the draft model
+    draft_model: tuple[DraftModelKind, ...] = ()  # kinds that drafter= may be; empty = takes none
+    needs: tuple[str, ...] = ()  # what the target must offer: keys of `NEEDS`
+    options: Mapping[str, Any] = field(default_factory=dict)  # further options and their defaults
     gate: Gate | Deferred[Gate] | None = None
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code
-    records_distribution: bool = (
-        True  # whether drafts carry the distributions that their tokens were drawn from
-    )
+    records_distribution: bool = True  # whether drafts carry the distributions they were drawn from
     decodes: str = "tokens"  # ids; "latents": a chain; "patches": continuous tokens; as a modality
-    kv: Any | None = None  # of the target's, that the drafter reads; None = it reads none
-    hears: bool = False  # whether it needs a CTC head on the target's encoder
+    kv: Any | None = None  # the target's keys and values that the drafter reads; None = none
     training: Any | None = None  # `mmspec.training.trainable.DrafterTraining` of `mmspec train`
     name: str = ""  # the file name; filled by `recipes.get`
+    hears: InitVar[bool] = False  # deprecated: needs=("CTC head",)
+
+    def __post_init__(self, hears: bool) -> None:
+        if hears:
+            warnings.warn('hears=True is now needs=("CTC head",)', FutureWarning, stacklevel=3)
+            object.__setattr__(self, "needs", (*self.needs, CTC_HEAD))
 
     @property
     def exact(self) -> bool:
@@ -165,44 +184,44 @@ class Recipe:
         return bool(self.draft_model)
 
     @property
-    def wanted(self) -> str:
-        """What drafter= may be, in words with their article."""
-        return an(" or ".join(kind.words for kind in self.draft_model))
+    def drafter_description(self) -> str:
+        """What drafter= may be, with its article."""
+        return with_article(" or ".join(kind.description for kind in self.draft_model))
 
     def axes(self) -> dict[str, str]:
-        """The five parts in words."""
+        """A description of each of the five parts."""
         return {
             "draft architecture": self.architecture.__name__.replace("_", " "),
-            "draft execution": self.execution.words,
+            "draft execution": self.execution.description,
             "draft optimisation": self.optimisation,
             "verification execution": self.execution.walk,
-            "verification optimisation": self.verifier.words
-            + ("" if self.gate is None else f"; {self.gate.words}"),
+            "verification optimisation": self.verifier.description
+            + ("" if self.gate is None else f"; {self.gate.description}"),
         }
 
 
 def resolve(part: Part | Deferred[Part], kit: Kit) -> Part:
-    """A verifier or a gate itself, or what it is to become for this model."""
+    """The verifier or gate itself, or what `Deferred.make` returns for this model."""
     return part.make(kit) if isinstance(part, Deferred) else part
 
 
 def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:
-    """The drafter, drawing the kind of proposals the verifier likes best.
+    """The drafter, set to the kind of proposals that the verifier prefers.
 
-    Raises ValueError where the verifier would be biased (no kind suits both), where it takes chains
-    only, or where the target's memory cannot branch.
+    Raises ValueError if the verifier would be biased (no common kind), if it takes chains only, or
+    if the target's cache cannot branch.
     """
-    if drafter.trees and not verifier.trees:
+    if drafter.uses_trees and not verifier.uses_trees:
         raise ValueError(
             f"{type(verifier).__name__} verifies chains, but the drafter proposes trees; give "
             "length= instead of tree=, or another verifier"
         )
-    if drafter.trees and not target.can_branch:
+    if drafter.uses_trees and not target.can_branch:
         raise ValueError(
             f"{type(target.model).__name__} {target.obstacle}, so it reads chains only; give "
             "length= instead of tree="
         )
-    if drafter.carries and verifier.looks_ahead:
+    if drafter.carries_tokens and verifier.looks_ahead:
         raise ValueError(
             f"{type(verifier).__name__} decides about a token by looking at later ones, which "
             f"biases those that {type(drafter).__name__} carries over to its next draft; give "
@@ -210,7 +229,7 @@ def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:
         )
     for kind in verifier.kinds:
         if kind in drafter.kinds:
-            return drafter if drafter.kinds == (kind,) else drafter.drawing(kind)
+            return drafter if drafter.kinds == (kind,) else drafter.with_kind(kind)
     raise ValueError(
         f"{type(verifier).__name__} is exact for {_names(verifier.kinds)} proposals, but "
         f"{type(drafter).__name__} draws {_names(drafter.kinds)}; choose another verifier or tree"

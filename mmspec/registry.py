@@ -1,8 +1,8 @@
-"""Which modalities there are, and which of them a model belongs to.
+"""The registry of modalities, and which of them a model belongs to.
 
-They are found, not listed: every folder of `mmspec.modalities` has a `MODALITY`, or `MODALITIES`
-where it holds several, and so has every entry point of other packages in the group
-"mmspec.modalities". Nothing here imports torch.
+Modalities are discovered: every folder of `mmspec.modalities` but the shared one has a `MODALITY`,
+or `MODALITIES` where it has several, and other packages register theirs as entry points of the
+group "mmspec.modalities". Imports no torch.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from typing import Any, cast
 
 from mmspec.errors import first_line
 from mmspec.modality import Formatting, Measures, Modality, Plug, Source, Survey, TrainingData
-from mmspec.models.folder import configuration
+from mmspec.models.folder import read_json
 
 GROUP = "mmspec.modalities"
 ZOO = "zoo:"
-SHARED = "common"  # what modalities share, in a folder among theirs
+SHARED = "common"  # the folder of what modalities share
 
 
 @lru_cache(maxsize=1)
@@ -44,16 +44,16 @@ def modalities() -> Mapping[str, Modality]:
 
 
 def _load_entry_point(point: EntryPoint) -> Modality:
-    """What another package offers. Raises ValueError naming what cannot be used."""
+    """Load the modality of another package. Raises ValueError where it cannot be used."""
     where = f"the entry point {point.name} = {point.value} of {GROUP}"
-    mend = "mend the package that has it, or uninstall that"
+    mend = "fix or uninstall the package that defines it"
     try:
         offered = point.load()
     except Exception as error:
         raise ValueError(f"{where} cannot be loaded ({first_line(error)}); {mend}") from error
     if not isinstance(offered, Modality):
         kind = type(offered).__name__
-        raise ValueError(f"{where} leads to a {kind}, and not to a Modality; {mend}")
+        raise ValueError(f"{where} is a {kind}, not a Modality; {mend}")
     return offered
 
 
@@ -71,48 +71,49 @@ def get(name: str) -> Modality:
 
 
 def plug(modality: Modality) -> Plug:
-    """The heavy half, imported now."""
+    """Import the implementation of a modality."""
     return cast(Plug, import_module(f"{modality.package}.plug"))
 
 
 def formatting(modality: Modality) -> Formatting:
-    """How its models are asked by people, imported now."""
+    """Import what commands use of a modality."""
     return cast(Formatting, import_module(f"{modality.package}.formatting"))
 
 
 def measures(modality: Modality) -> Measures:
-    """How a modality is measured, imported now."""
+    """Import the benchmarks of a modality."""
     return cast(Measures, import_module(f"{modality.package}.measures"))
 
 
 def training_data(modality: Modality) -> TrainingData:
-    """How its models are asked what training data hold. Raises ValueError where they are not."""
+    """Import the training data of a modality. Raises ValueError where it has none."""
     if modality.training_data is None:
         able = [one.name for one in modalities().values() if one.training_data is not None]
         raise ValueError(
-            f"models of modality {modality.name} cannot be taught from files yet, only those of "
-            f"{', '.join(able)}; train a head from Python with mmspec.training.trainable.learn"
+            f"drafters for models of modality {modality.name} cannot be trained from files, only "
+            f"those for {', '.join(able)}; train a head from Python with "
+            "mmspec.training.trainable.train_head"
         )
     return cast(TrainingData, import_module(modality.training_data))
 
 
 def surveys() -> list[Survey]:
-    """What measures every class of a library, imported now."""
+    """The modules that measure every class of a library."""
     named = [one.survey for one in modalities().values() if one.survey is not None]
     return [cast(Survey, import_module(name)) for name in named]
 
 
 def find_modality(given: Any, name: str | None = None) -> Modality:
-    """The modality that a model, a folder or a name belongs to; `name` decides where it is given.
+    """Find the modality of a model, a folder or a name; `name` selects one.
 
-    Raises ValueError for what nobody owns, and for a checkpoint of the zoo that is another's.
+    Raises ValueError for a source that belongs to none, and for a bundled checkpoint of another.
     """
     source = describe(given)
     if name is not None:
         owner = get(name)
         if source.checkpoint is not None and not _owns(owner, source):
-            whose = find_modality(given).name
-            raise ValueError(f"{given} is of modality {whose}, not {name}; leave the modality out")
+            own = find_modality(given).name
+            raise ValueError(f"{given} is of modality {own}, not {name}; leave the modality out")
         return owner
     owners = [one for one in modalities().values() if _owns(one, source)]
     owners.sort(key=lambda one: one.is_general)
@@ -127,14 +128,11 @@ def find_modality(given: Any, name: str | None = None) -> Modality:
 
 
 def check_unwrapped(given: Any) -> None:
-    """Refuse what nobody owns and what holds a model that somebody does. Raises ValueError.
-
-    As `DataParallel` and adapters around a model are, which read nothing by themselves.
-    """
+    """Refuse a wrapper around a model, such as `DataParallel`. Raises ValueError."""
     source = describe(given)
     if any(_owns(one, source) for one in modalities().values()):
         return
-    inner = _wrapped(given, "model")
+    inner = _find_wrapped(given, "model")
     if inner is not None:
         raise ValueError(
             f"{type(given).__name__} is a wrapper that cannot be read itself; give the model that "
@@ -142,30 +140,30 @@ def check_unwrapped(given: Any) -> None:
         )
 
 
-def _wrapped(given: Any, path: str) -> str | None:
-    """Where a module holds a model that somebody owns; None where it holds none."""
+def _find_wrapped(given: Any, path: str) -> str | None:
+    """The path of a model inside a module; None where it has none."""
     held = vars(given).get("_modules", {}) if hasattr(given, "__dict__") else {}
     for name, part in held.items():
         if any(_owns(one, describe(part)) for one in modalities().values()):
             return f"{path}.{name}"
-        if (found := _wrapped(part, f"{path}.{name}")) is not None:
+        if (found := _find_wrapped(part, f"{path}.{name}")) is not None:
             return found
     return None
 
 
 def _owns(modality: Modality, source: Source) -> bool:
-    """A checkpoint of the zoo belongs to whoever lists it."""
+    """Whether a source belongs to a modality; a bundled checkpoint to the one that lists it."""
     if source.checkpoint is not None:
         return source.checkpoint in {entry.name for entry in modality.zoo}
     return modality.owns(source)
 
 
 def describe(given: Any) -> Source:
-    """What can be known of a model without reading weights."""
+    """Describe a model without reading weights."""
     if isinstance(given, str) and given.startswith(ZOO):
         return Source(given, checkpoint=checkpoint(given))
     if isinstance(given, str | Path):
-        return _described(given, Path(given))
+        return _describe_folder(given, Path(given))
     known = vars(given) if hasattr(given, "__dict__") else {}
     if "_orig_mod" in known.get("_modules", {}):  # torch.compile keeps the model itself there
         return replace(describe(known["_modules"]["_orig_mod"]), given=given)
@@ -174,14 +172,14 @@ def describe(given: Any) -> Source:
     return Source(given, vars(type(config)).get("model_type"), classes)
 
 
-def _described(given: str | Path, folder: Path) -> Source:
-    """A folder by its configuration; of a name on a hub nothing is known."""
+def _describe_folder(given: str | Path, folder: Path) -> Source:
+    """Describe a folder by its configuration; nothing is known of a hub name."""
     for name, kind, classes in (
         ("model_index.json", "model_type", "_class_name"),
         ("config.json", "model_type", "architectures"),
     ):
         if (folder / name).is_file():
-            content = configuration(folder / name)
+            content = read_json(folder / name)
             found = content.get(classes) or content.get("_class_name") or ()
             names = (found,) if isinstance(found, str) else tuple(found)
             bases = ("DiffusionPipeline",) if name == "model_index.json" else ()
@@ -189,11 +187,11 @@ def _described(given: str | Path, folder: Path) -> Source:
     return Source(given)
 
 
-ALIASES = {"vlm": "llava"}  # what a newcomer may call a checkpoint
+ALIASES = {"vlm": "llava"}  # short names of checkpoints
 
 
 def checkpoint(name: str) -> str:
-    """The full name of a checkpoint of the zoo, `zoo:` or not. Raises ValueError listing them."""
+    """The full name of a bundled checkpoint. Raises ValueError listing the known ones."""
     if isinstance(name, str):
         name = name.removeprefix(ZOO)
         name = ALIASES.get(name, name)

@@ -1,7 +1,7 @@
-"""Accelerated models to and from disk: the recipe, its parts and its drafter, not the target.
+"""Save and load accelerated models: the recipe, its parts and its drafter, not the target.
 
 folder/mmspec.json    recipe, modality, parts and the name of the target
-folder/drafter/       the draft model, where the recipe takes one; safetensors
+folder/drafter/       the draft model, if the recipe takes one; safetensors
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 from mmspec import zoo
-from mmspec.models.folder import configuration
+from mmspec.models.folder import read_json
 from mmspec.recipe import Recipe
 
 if TYPE_CHECKING:
-    from mmspec.api import Accelerated
+    from mmspec.accelerated import Accelerated
 
 FILE = "mmspec.json"
 DRAFTER = "drafter"  # the only folder that a file may name
@@ -30,10 +30,10 @@ OF_TARGET = (
 
 
 def save(fast: Accelerated, folder: Path) -> None:
-    """Write what `restore` reads, all or nothing. Raises ValueError for what no file can hold."""
+    """Write what `restore` reads, atomically. Raises ValueError for parts that cannot be saved."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file; give save_pretrained a folder")
-    recipe, parts = fast.recipe, _described(fast.recipe, fast.given)
+    recipe, parts = fast.recipe, _serialise_parts(fast.recipe, fast.given)
     name = fast.session.name or None
     content = {
         "recipe": recipe.name,
@@ -43,7 +43,7 @@ def save(fast: Accelerated, folder: Path) -> None:
         "drafter": DRAFTER if recipe.takes_drafter else None,
     }
     folder.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".mmspec-", dir=folder) as scratch:  # what is there stays whole
+    with TemporaryDirectory(prefix=".mmspec-", dir=folder) as scratch:  # existing files stay valid
         new = Path(scratch)
         fast.session.save(new / DRAFTER)
         (new / FILE).write_text(json.dumps(content, indent=2) + "\n")
@@ -55,15 +55,15 @@ def save(fast: Accelerated, folder: Path) -> None:
 
 
 def restore(folder: Path, model: Any) -> dict[str, Any]:
-    """The arguments of `accelerate` that `save` wrote down.
+    """Read the arguments of `accelerate` that `save` wrote.
 
-    Raises ValueError where the folder holds none, where the target is unknown, and for a file that
-    points out of its folder.
+    Raises ValueError if the folder holds none, if the target is unknown, and for a file that
+    points outside its folder.
     """
     file = folder / FILE
     if not file.exists():
         raise ValueError(f"{folder} has no {FILE}; give a folder that save_pretrained wrote")
-    content = configuration(file)
+    content = read_json(file)
     model = content["target"] if model is None else model
     if not model:
         raise ValueError(f"{file} names no target model; pass model=")
@@ -82,8 +82,8 @@ def restore(folder: Path, model: Any) -> dict[str, Any]:
     }
 
 
-def _described(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts given beside a recipe, as JSON holds them, but for those of the target."""
+def _serialise_parts(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
+    """The parts given with a recipe as JSON values, without those of the target."""
     if not recipe.name:
         raise ValueError(
             "only a recipe from mmspec.recipes can be saved; this one was made by hand"
@@ -99,7 +99,7 @@ def _described(recipe: Recipe, given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether JSON can hold it."""
+    """Whether JSON can represent it."""
     if isinstance(value, list | tuple):
         return all(_is_plain(item) for item in value)
     return isinstance(value, str | int | float | bool) or value is None

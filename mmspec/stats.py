@@ -1,4 +1,4 @@
-"""Every run reports itself: what was drafted, what was kept, what it cost."""
+"""Statistics of a run: drafted tokens, accepted tokens, cost."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class Stats:
     Names and definitions follow the per-request metrics of vLLM: the mean acceptance length
     includes the target's own token (plain decoding = 1). A *step* is one row of one target call
     that had a draft, the prefill's among them where it read one. `over_accepted_mass` estimates,
-    without bias, how much a relaxed rule emitted too often (`mmspec.verifiers.distances`); times
-    the number of tokens it bounds the distance of the whole output from the target's, where
-    corrections are drawn from norm((p - q)+).
+    without bias, the probability mass that a relaxed rule accepts in excess of the target's
+    (`mmspec.verifiers.distances`); times the number of tokens it bounds the distance of the whole
+    output from the target's, where corrections are sampled from norm((p - q)+).
     """
 
     recipe: str
@@ -31,10 +31,10 @@ class Stats:
     num_accepted_draft_tokens: int
     mean_acceptance_length: float  # 1 + accepted / steps
     draft_acceptance_rate: float  # accepted / proposed
-    acceptance_histogram: list[int]  # entry j: steps that kept exactly j draft tokens
+    acceptance_histogram: list[int]  # entry j: steps that accepted exactly j draft tokens
     acceptance_histogram_by_draft_length: dict[int, list[int]]
-    per_position_acceptance: list[float]  # entry i: share of steps that kept more than i
-    conditional_acceptance: list[float]  # the same, given that i were kept
+    per_position_acceptance: list[float]  # entry i: share of steps that accepted more than i
+    conditional_acceptance: list[float]  # the same, given that i were accepted
     per_step_accepted: list[int]
     per_step_drafted: list[int]
     target_calls: int  # forwards of the target, prefill aside
@@ -45,15 +45,15 @@ class Stats:
     verify_seconds: float
     host_seconds: float
     total_seconds: float
-    fallback: str | None = None  # why the drafter was retired, if it was
+    fallback: str | None = None  # why the drafter was disabled, if it was
     network_rows: int = 0  # of a denoising chain: rows of the network, branches of guidance counted
     over_accepted_mass: float | None = None  # mean per token; None = exact, or not measured
-    unverified_tokens: int = 0  # kept by a gate, without asking the target
+    unverified_tokens: int = 0  # accepted by a gate, without the target
     forecast_errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) checked
-    first_audio_ms: float | None = None  # of speech: until something could be heard
-    jitter_ms: float | None = None  # standard deviation of the time from sound to sound
+    first_audio_ms: float | None = None  # of speech: time to the first audio
+    jitter_ms: float | None = None  # standard deviation of the time between pieces of audio
     audio_seconds: float | None = None  # of all rows
-    codec_seconds: float | None = None  # what making sound of codes took
+    codec_seconds: float | None = None  # time of decoding codes into audio
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
@@ -81,25 +81,27 @@ class Ledger:
     network_rows: int = 0
     unverified: int = 0
 
-    def add(self, kept: Round) -> None:
+    def add(self, round_: Round) -> None:
         """Count one round."""
-        self.calls += kept.calls
-        self.seconds.update(kept.seconds)
-        self.fallback = self.fallback or kept.fallback
-        if kept.excess is not None:
-            self.excess = (self.excess or 0.0) + sum(kept.excess)
-        for drafted, accepted, tokens in zip(kept.drafted, kept.accepted, kept.tokens, strict=True):
+        self.calls += round_.calls
+        self.seconds.update(round_.seconds)
+        self.fallback = self.fallback or round_.fallback
+        if round_.excess is not None:
+            self.excess = (self.excess or 0.0) + sum(round_.excess)
+        for drafted, accepted, tokens in zip(
+            round_.drafted, round_.accepted, round_.tokens, strict=True
+        ):
             self.new_tokens += len(tokens)
-            self.unverified += len(tokens) if kept.skips else 0
-            is_first = not kept.calls and not drafted  # read off the prefill
-            if kept.skips or is_first or not tokens:
+            self.unverified += len(tokens) if round_.is_unverified else 0
+            is_first = not round_.calls and not drafted  # taken from the prefill
+            if round_.is_unverified or is_first or not tokens:
                 continue
             self.called_tokens += len(tokens)
             self.row_calls += 1
             if drafted:
                 self.accepted.append(accepted)
                 self.drafted.append(drafted)
-                self.depths.append(min(kept.depth, drafted))
+                self.depths.append(min(round_.depth, drafted))
             else:
                 self.idle += 1
 
@@ -158,9 +160,9 @@ class Ledger:
 def forecast_stats(
     recipe: str, full: int, kept: int, rejected: int, errors: Sequence[tuple[int, float]]
 ) -> Stats:
-    """Of a run that computes `full` steps and forecasts the others.
+    """Statistics of a run that computes `full` steps and forecasts the others.
 
-    A forecast is a draft of one step, accepted where it was kept; nobody verifies it, although a
+    A forecast is a draft of one step, accepted where it was `kept`; it is unverified, although a
     gate may have checked it.
     """
     accepted = [1] * kept + [0] * rejected

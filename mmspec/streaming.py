@@ -1,12 +1,12 @@
-"""Rounds as they come, out of a run that would only hand them to a callback.
+"""Iterate over the rounds of a run that reports them to a callback.
 
-Some runs are ours from end to end, others happen inside somebody else's loop (a pipeline calls us
-in the middle of its own call). All are watched by a callback, and here that is turned inside out:
-the run goes on in a thread of its own, which waits after every round until the next one is asked
-for. So only one of the two threads does anything at any time, and an abandoned stream ends its run.
+Some runs happen inside the loop of a library (a pipeline calls us within its own call), so all
+report their rounds to a callback. Here the run is executed in a thread that waits after every
+round until the next one is requested. Only one of the two threads works at any time, and closing
+the stream ends the run.
 
-Threads whose rounds call one model take turns, a round each (`in_turn`): what a round notes of its
-forwards hangs on the model.
+Threads whose rounds call the same model alternate, one round each (`take_turns`), because hooks on
+the model belong to one round.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ R = TypeVar("R")
 Run = Callable[[Callable[[R], None]], Any]
 
 
-_turns: WeakValueDictionary[int, Any] = WeakValueDictionary()  # locks of models being asked
+_turns: WeakValueDictionary[int, Any] = WeakValueDictionary()  # locks of models in use
 _turns_lock = threading.Lock()
 
 
-def in_turn(models: Sequence[Any], rounds: Iterator[R]) -> Iterator[R]:
-    """The same rounds, each made while no other thread makes one with any of these models."""
-    with _turns_lock:  # in the order of all others, so that no two wait for each other
+def take_turns(models: Sequence[Any], rounds: Iterator[R]) -> Iterator[R]:
+    """The same rounds, each computed while no other thread uses any of these models."""
+    with _turns_lock:  # always in the same order, so that no two threads deadlock
         turns = [
             _turns.setdefault(one, threading.RLock()) for one in sorted({id(m) for m in models})
         ]
@@ -46,13 +46,13 @@ def in_turn(models: Sequence[Any], rounds: Iterator[R]) -> Iterator[R]:
 
 
 class _Abandoned(BaseException):
-    """Unwinds a run whose stream nobody reads any more."""
+    """Ends a run whose stream was closed."""
 
 
-def streamed(run: Run[R]) -> Generator[R, None, Any]:
-    """What `run` hands to its watcher, one at a time; returns what `run` returns.
+def stream_rounds(run: Run[R]) -> Generator[R, None, Any]:
+    """Yield what `run` passes to its callback; return what `run` returns.
 
-    An error of the run is raised here. Closing the iterator ends the run after its present round.
+    Re-raises an error of the run. Closing the iterator ends the run after its current round.
     """
     worker = _Worker(run)
     try:
@@ -67,12 +67,12 @@ _DONE: Any = object()
 
 
 class _Worker(Generic[R]):
-    """The thread of a run, and the two ends of the hand-over."""
+    """The thread of a run and its queues."""
 
     def __init__(self, run: Run[R]) -> None:
         self.run = run
         self.out: SimpleQueue[Any] = SimpleQueue()
-        self.asked: SimpleQueue[bool] = SimpleQueue()  # True = go on, False = stop
+        self.requests: SimpleQueue[bool] = SimpleQueue()  # True = continue, False = stop
         self.error: BaseException | None = None
         self.output: Any = None
         surroundings = contextvars.copy_context()
@@ -83,16 +83,16 @@ class _Worker(Generic[R]):
     def next(self) -> Any:
         """The next item, or `_DONE`."""
         if self.is_begun:
-            self.asked.put(True)
+            self.requests.put(True)
         else:
             self.is_begun = True
             self.thread.start()
         return self.out.get()
 
     def stop(self) -> None:
-        """End the run, wherever it is; does nothing to one that has ended."""
+        """End the run; does nothing if it has ended."""
         if self.is_begun:
-            self.asked.put(False)
+            self.requests.put(False)
             self.thread.join()
 
     def result(self) -> Any:
@@ -102,7 +102,7 @@ class _Worker(Generic[R]):
 
     def _work(self) -> None:
         try:
-            with self.state.entered():
+            with self.state.enter():
                 self.output = self.run(self._hand_over)
         except _Abandoned:
             pass
@@ -113,12 +113,12 @@ class _Worker(Generic[R]):
 
     def _hand_over(self, item: R) -> None:
         self.out.put(item)
-        if not self.asked.get():
+        if not self.requests.get():
             raise _Abandoned
 
 
 class _ThreadState:
-    """What torch keeps per thread and a caller may have set: precision, mode, device and stream."""
+    """Settings that torch keeps per thread: autocast, inference mode, device and stream."""
 
     def __init__(self) -> None:
         self.autocast = {
@@ -129,8 +129,8 @@ class _ThreadState:
         self.inference = torch.is_inference_mode_enabled()
         self.cuda = torch.cuda.current_stream() if torch.cuda.is_initialized() else None
 
-    def entered(self) -> ExitStack:
-        """The same in the thread that calls this."""
+    def enter(self) -> ExitStack:
+        """Apply the settings to the calling thread."""
         stack = ExitStack()
         if self.cuda is not None:
             stack.enter_context(torch.cuda.device(self.cuda.device))

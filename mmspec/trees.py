@@ -1,4 +1,4 @@
-"""Tree topologies: shared by all rows of a batch and derived from once, or a table of their own."""
+"""Tree topologies: one shared by all rows of a batch, or one table of parents per row."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
-from mmspec.errors import is_whole
+from mmspec.errors import is_integer
 
 
 @dataclass(frozen=True)
 class Tree:
-    """A forest below the context: `parents[i] < i`, and -1 hangs from the context."""
+    """A forest below the context: `parents[i] < i`; -1 = child of the context."""
 
     parents: tuple[int, ...]
 
@@ -29,16 +29,16 @@ class Tree:
     @staticmethod
     @lru_cache(maxsize=256)
     def chain(length: int) -> Tree:
-        """Each node below the one before."""
+        """A chain: each node is the child of the one before."""
         return Tree(tuple(range(-1, length - 1)))
 
     @staticmethod
     def branching(widths: Sequence[int]) -> Tree:
-        """Every node of level d has `widths[d]` children: a complete tree."""
+        """A complete tree: every node of level d has `widths[d]` children."""
         listed = isinstance(widths, list | tuple)
-        if not listed or not all(is_whole(one) and one > 0 for one in widths):
+        if not listed or not all(is_integer(one) and one > 0 for one in widths):
             raise ValueError(
-                f"tree={widths!r} are no widths of branching; give 1 or more each, as in [3, 2, 1]"
+                f"tree={widths!r} must be a list of branching widths of at least 1, as in [3, 2, 1]"
             )
         parents: list[int] = []
         level = [-1]
@@ -49,7 +49,7 @@ class Tree:
         return Tree(tuple(parents))
 
     @staticmethod
-    def of_ranks(paths: Sequence[Sequence[int]]) -> Tree:
+    def from_ranks(paths: Sequence[Sequence[int]]) -> Tree:
         """From paths of child ranks, as EAGLE and Medusa write them: [[0], [1], [0, 0], ...]."""
         ordered = sorted({tuple(path) for path in paths}, key=lambda path: (len(path), path))
         index = {(): -1} | {path: node for node, path in enumerate(ordered)}
@@ -65,9 +65,9 @@ class Tree:
         return Tree(tuple(index[path[:-1]] for path in ordered))
 
     @staticmethod
-    def of_digits(paths: str) -> Tree:
+    def from_digits(paths: str) -> Tree:
         """From such paths in digits: "0 1 00 ..."."""
-        return Tree.of_ranks([[int(rank) for rank in path] for path in paths.split()])
+        return Tree.from_ranks([[int(rank) for rank in path] for path in paths.split()])
 
     @property
     def nodes(self) -> int:
@@ -91,7 +91,7 @@ class Tree:
         return self.parents == tuple(range(-1, self.nodes - 1))
 
     @cached_property
-    def kids(self) -> tuple[tuple[int, ...], ...]:
+    def children(self) -> tuple[tuple[int, ...], ...]:
         """Children of the context (entry 0) and of node i (entry i + 1)."""
         table: list[list[int]] = [[] for _ in range(self.nodes + 1)]
         for node, parent in enumerate(self.parents):
@@ -100,8 +100,8 @@ class Tree:
 
     @cached_property
     def width(self) -> int:
-        """Most children of any node."""
-        return max((len(row) for row in self.kids), default=0)
+        """Largest number of children of any node."""
+        return max((len(row) for row in self.children), default=0)
 
     @cached_property
     def levels(self) -> tuple[tuple[int, ...], ...]:
@@ -146,12 +146,14 @@ def _ancestors(tree: Tree, device: torch.device) -> Tensor:
 @lru_cache(maxsize=256)
 def _children(tree: Tree, device: torch.device) -> Tensor:
     width = max(tree.width, 1)
-    rows = [list(row) + [-1] * (width - len(row)) for row in tree.kids]
+    rows = [list(row) + [-1] * (width - len(row)) for row in tree.children]
     return torch.tensor(rows, dtype=torch.int64, device=device)[None]
 
 
-def reach_of(parents: Tensor) -> Tensor:  # (B, N) -> (B, N, N) bool, [b, i, j]: j is i or above
-    """Which nodes are on the path to each, in rows that differ."""
+def compute_ancestors(
+    parents: Tensor,
+) -> Tensor:  # (B, N) -> (B, N, N) bool, [b, i, j]: j is i or above
+    """Which nodes are on the path to each node, for rows that differ."""
     count = parents.shape[1]
     nodes = torch.arange(count, device=parents.device)
     reach = parents[..., None] == nodes
@@ -161,11 +163,11 @@ def reach_of(parents: Tensor) -> Tensor:  # (B, N) -> (B, N, N) bool, [b, i, j]:
     return reach.bool()
 
 
-def children_of(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node index, -1 padded
-    """The nodes below the context (row 0) and each node, in rows that differ."""
+def compute_children(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node index, -1 padded
+    """Children of the context (row 0) and of each node, for rows that differ."""
     batch, count = parents.shape
     siblings = parents[..., None] == parents[:, None]
-    rank = siblings.tril(-1).sum(-1)  # how many were drawn before
+    rank = siblings.tril(-1).sum(-1)  # earlier siblings
     width = int(rank.max()) + 1 if count else 1
     nodes = torch.arange(count, device=rank.device).expand_as(rank)
     table = torch.full((batch, (count + 1) * width), -1, device=rank.device)
@@ -174,25 +176,25 @@ def children_of(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node inde
 
 
 @lru_cache(maxsize=64)
-def all_real(batch: int, nodes: int, device: torch.device) -> Tensor:  # (B, N) bool
+def all_true_mask(batch: int, nodes: int, device: torch.device) -> Tensor:  # (B, N) bool
     """The mask of drafts without padding."""
     return torch.ones(batch, nodes, dtype=torch.bool, device=device)
 
 
 @lru_cache(maxsize=256)
-def narrowed(tree: Tree, width: int) -> Tree:
-    """The tree without children behind the first `width` of any node."""
-    if max(map(len, tree.kids)) <= width:
+def limit_width(tree: Tree, width: int) -> Tree:
+    """The tree with at most the first `width` children of any node."""
+    if max(map(len, tree.children)) <= width:
         return tree
     index = {-1: -1}
     for node, parent in enumerate(tree.parents):
-        if parent in index and tree.kids[parent + 1].index(node) < width:
+        if parent in index and tree.children[parent + 1].index(node) < width:
             index[node] = len(index) - 1
     return Tree(tuple(index[tree.parents[node]] for node in index if node >= 0))
 
 
 @lru_cache(maxsize=256)
-def trimmed(tree: Tree, depth: int) -> Tree:
+def limit_depth(tree: Tree, depth: int) -> Tree:
     """The tree without nodes deeper than `depth` tokens."""
     if tree.depth <= depth:
         return tree

@@ -17,26 +17,26 @@ def covering(*axes: Sequence[Any], strength: int = 2) -> list[Any]:
     """All cases of a cross, for `pytest.mark.parametrize`.
 
     Enough of them run by default that every `strength` values of different axes meet in one of
-    them (all pairs, unless said otherwise; 1 = each value once), the others under `-m promise`.
+    them (all pairs, unless said otherwise; 1 = each value once), the others under `-m exhaustive`.
     Which ones depends on the order of the axes alone.
     """
-    chosen = _chosen([len(axis) for axis in axes], strength)
+    chosen = _choose_cases([len(axis) for axis in axes], strength)
     return [
         pytest.param(
             *(axis[place] for axis, place in zip(axes, case, strict=True)),
-            marks=() if case in chosen else pytest.mark.promise,
+            marks=() if case in chosen else pytest.mark.exhaustive,
         )
         for case in product(*(range(len(axis)) for axis in axes))
     ]
 
 
-def promised(values: Iterable[Any], default: Container[Any]) -> list[Any]:
-    """All of `values`, for `pytest.mark.parametrize`; those not in `default` under `-m promise`."""
-    mark = pytest.mark.promise
+def exhaustive(values: Iterable[Any], default: Container[Any]) -> list[Any]:
+    """All of `values`, for `parametrize`; those not in `default` under `-m exhaustive`."""
+    mark = pytest.mark.exhaustive
     return [one if one in default else pytest.param(one, marks=mark) for one in values]
 
 
-def _chosen(sizes: Sequence[int], strength: int) -> set[Case]:
+def _choose_cases(sizes: Sequence[int], strength: int) -> set[Case]:
     """Greedy: the first meeting that is missing, completed by what misses most."""
     values = [[(axis, place) for place in range(size)] for axis, size in enumerate(sizes)]
     missing = {

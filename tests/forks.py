@@ -51,7 +51,7 @@ for line in sys.stdin:
 
 
 @dataclass(frozen=True)
-class Answered:
+class ProcessResult:
     """What one interpreter left."""
 
     status: int
@@ -59,18 +59,18 @@ class Answered:
     err: str
 
 
-def forked(codes: Sequence[str], *shared: str, folder: Path = ROOT) -> dict[str, Answered]:
+def run_forked(codes: Sequence[str], *shared: str, folder: Path = ROOT) -> dict[str, ProcessResult]:
     """Every code in an interpreter of its own, in `folder`, that begins with `shared` modules."""
-    return {code: _forked(code, shared, folder) for code in codes}
+    return {code: _run_forked(code, shared, folder) for code in codes}
 
 
-def _forked(code: str, shared: tuple[str, ...], folder: Path) -> Answered:
+def _run_forked(code: str, shared: tuple[str, ...], folder: Path) -> ProcessResult:
     parent = _parent(shared)
     assert parent.stdin is not None
     assert parent.stdout is not None
     parent.stdin.write(json.dumps([code, str(folder)]) + "\n")
     parent.stdin.flush()
-    return Answered(*json.loads(parent.stdout.readline()))
+    return ProcessResult(*json.loads(parent.stdout.readline()))
 
 
 @cache

@@ -10,11 +10,11 @@ import torch
 
 import mmspec
 from mmspec import recipes
-from mmspec.bench.tiny import random_drafter
+from mmspec.modalities.common.tiny_models import random_drafter
 from tests import toys
 
 
-def unchecked(fast: mmspec.Accelerated) -> mmspec.Accelerated:
+def skip_checks(fast: mmspec.Accelerated) -> mmspec.Accelerated:
     """The same without `mmspec.targets.readers.check`, for tests that count or break forwards."""
     fast.session.bound.target = replace(fast.session.bound.target, checks=False)
     return fast

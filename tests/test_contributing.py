@@ -1,4 +1,4 @@
-"""The guide is true: its files, written into a fresh checkout, run as it says."""
+"""The files of the guide, written into a fresh checkout, run with its commands."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from typing import Any
 
 import pytest
 
-from tests.forks import forked
+from mmspec import zoo
+from tests.forks import run_forked
 
 ROOT = Path(__file__).resolve().parents[1]
 GUIDE = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
@@ -30,9 +31,10 @@ def blocks() -> dict[str, str]:
 
 
 def commands(program: str) -> list[list[str]]:
-    """What the guide tells to type, of one program, about its own example files."""
+    """The commands of one program in the guide that are about its own example files."""
     typed = [shlex.split(line) for line in re.findall(rf"`({program} [^`\n>]*)`", GUIDE)]
-    return [words for words in typed if {"repeat-last", *blocks()} & set(words)]
+    examples = {"repeat-last", "top-rank:max_rank=3", *blocks()}
+    return [words for words in typed if examples & set(words)]
 
 
 def tail(done: subprocess.CompletedProcess[str]) -> str:
@@ -67,7 +69,7 @@ def run(checkout: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_the_tests_that_the_guide_names_pass(checkout: Path) -> None:
     """Of its rule, and of its recipe: greedy and seeded output are those of plain decoding."""
     named = commands("pytest")
@@ -85,23 +87,38 @@ def test_the_tests_that_the_guide_names_pass(checkout: Path) -> None:
         assert f"{test} PASSED" in done.stdout, tail(done)
 
 
-def command(checkout: Path, name: str) -> dict[str, Any]:
-    """What `mmspec NAME ...` says, typed as the guide has it for its recipe."""
-    (words,) = (words[1:] for words in commands("mmspec") if words[1] == name)
+def command(checkout: Path, name: str, *more: str) -> dict[str, Any]:
+    """The JSON document of `mmspec NAME ...`, as in the guide, with further options."""
+    (words,) = ([*words[1:], *more] for words in commands("mmspec") if words[1] == name)
     code = (
         f"import sys; sys.path.insert(0, {str(checkout)!r}); "
         f"from mmspec.cli import main; sys.exit(main({[*words, '--json']!r}))"
     )
-    done = forked([code], "tests.toys", folder=checkout)[code]
+    done = run_forked([code], "tests.toys", folder=checkout)[code]
     assert done.status == 0, (done.out + done.err)[-3000:]
-    said: dict[str, Any] = json.loads(done.out)
-    return said
+    document: dict[str, Any] = json.loads(done.out)
+    return document
 
 
 def test_the_recipe_of_the_guide_is_shown(checkout: Path) -> None:
     shown = command(checkout, "show")
-    assert shown["summary"].startswith("Repeat last: the last token is proposed again")
+    assert shown["summary"].startswith("Repeat last: propose the last token again")
     assert shown["exact"]
+
+
+@pytest.mark.skipif(not zoo.is_present("llava"), reason="needs zoo:llava")
+def test_the_rule_of_the_guide_is_found_by_its_name(checkout: Path) -> None:
+    model = ("--model", str(zoo.path("llava")), "--drafter", str(zoo.path("llava-drafter")))
+    found = command(checkout, "generate", *model, "--max-new-tokens", "8", "--repeats", "1")
+    assert found["recipe"] == "coupled"
+    assert not found["exact"]
+
+
+def test_the_recipe_of_the_guide_is_listed(checkout: Path) -> None:
+    done = run(checkout, "mmspec.cli", "recipes", "--json")
+    assert done.returncode == 0, tail(done)
+    rows = {row["name"]: row for row in json.loads(done.stdout)}
+    assert rows["repeat-last"]["modality"] == rows["suffix"]["modality"]
 
 
 @pytest.mark.slow
@@ -136,7 +153,8 @@ def test_the_modality_of_the_guide_is_the_stranger() -> None:
 
 def test_the_map_names_folders_that_there_are() -> None:
     (drawn,) = re.findall(r"\n\n```\n(mmspec/.*?)```", GUIDE, re.DOTALL)
-    listed = {line.split()[0].rstrip("/"): line for line in drawn.splitlines()}
+    first = [line.split()[0] for line in drawn.splitlines()]
+    listed = [word.rstrip("/") for word in first if word.endswith("/")]
     named = set(re.findall(r"(\w+)/", drawn))
     rooms = {
         path.name

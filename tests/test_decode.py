@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers.generation.streamers import BaseStreamer
 
 import mmspec
-from mmspec.decode import BrokenLogits, settle
+from mmspec.decode import BrokenLogits, make_round
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Drafter, Gate, Kind, Round, Scores, Verdict
 from mmspec.drafters.oracle import Oracle, RandomDrafter
@@ -24,7 +24,7 @@ from mmspec.verifiers.walk import one_hot
 from tests import toys
 from tests.covering import covering
 from tests.drafters.driving import context
-from tests.partners import noisy, unchecked
+from tests.partners import noisy, skip_checks
 
 ROOM = 18
 STEPS = ("begin", "propose", "observe")
@@ -180,7 +180,7 @@ def test_a_target_that_fails_loses_no_verified_token(name: str, error: BaseExcep
     model = toys.model("llama")
     model.lm_head = FailingHead(model.lm_head, 3, error)
     drafter = noisy("llama") if name == "coupled" else None
-    fast = unchecked(mmspec.accelerate(model, name, drafter=drafter))
+    fast = skip_checks(mmspec.accelerate(model, name, drafter=drafter))
     with pytest.raises(type(error)) as caught:
         fast.generate(**request, max_new_tokens=ROOM, do_sample=False, streamer=heard)
     (kept,) = caught.value.tokens  # type: ignore[attr-defined]
@@ -201,7 +201,7 @@ def test_broken_logits_name_their_round_and_lose_nothing(
     model = toys.model("llama")
     model.lm_head = Breaking(model.lm_head, calls, value, row=1)
     drafter = noisy("llama") if name == "coupled" else None
-    fast = unchecked(mmspec.accelerate(model, name, drafter=drafter))
+    fast = skip_checks(mmspec.accelerate(model, name, drafter=drafter))
     with pytest.raises(BrokenLogits, match=rf"NaN or .*round {calls} \(row 1") as caught:
         fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
     assert caught.value.round_index == calls
@@ -222,7 +222,7 @@ def test_broken_logits_of_a_finished_row_hurt_nobody() -> None:
     model.generation_config.eos_token_id = end
     expected = greedy(model, request)
     model.lm_head = Breaking(model.lm_head, rows[1].index(end) + 1, float("nan"), row=1)
-    fast = unchecked(mmspec.accelerate(model, "plain"))
+    fast = skip_checks(mmspec.accelerate(model, "plain"))
     out = fast.generate(**request, max_new_tokens=ROOM)
     assert torch.equal(out.sequences, expected)
 
@@ -233,7 +233,7 @@ class Watching(RandomDrafter):
     seen: ClassVar[list[tuple[tuple[bool, ...], list[int]]]] = []
 
     def propose(self, context: Context, state: Any) -> Draft:
-        self.seen.append((context.finished, list(context.memory.kept)))
+        self.seen.append((context.finished, list(context.memory.lengths)))
         return super().propose(context, state)
 
 
@@ -253,7 +253,7 @@ def settled(draft: Draft, scores: Scores, stop: Stop) -> Round:
     """The round that a greedy verdict on a draft makes, in a fresh context."""
     now = context(*[[1]] * draft.batch)
     verdict = Coupled().verify(draft, scores, now.noise)
-    return settle(1, now, draft, scores, verdict, stop)
+    return make_round(1, now, draft, scores, verdict, stop)
 
 
 def said(*tokens: int, size: int = 8) -> Scores:
@@ -282,7 +282,7 @@ def test_padding_is_neither_proposed_nor_kept_nor_broken(tree: Tree) -> None:
     scores = said(3, 4, 5, 6)
     assert isinstance(scores.distribution, Categorical)
     scores.distribution.scores[1, 2:] = torch.nan
-    draft = Draft.of(tree, drafted, Kind.DET, mask=mask)
+    draft = Draft.from_tree(tree, drafted, Kind.DET, mask=mask)
     kept = settled(draft, scores, Stop(9))
     whole = (3, 4, 5, 6) if tree.is_chain else (3, 4, 6)
     assert kept.tokens == (whole, (3, 4))

@@ -30,7 +30,7 @@ def own(draft: Draft) -> Draft:
 
 @pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
 def test_static_and_dynamic_topologies_agree(tree: Tree) -> None:
-    draft = Draft.of(tree, torch.randint(9, (3, tree.nodes)), Kind.DET)
+    draft = Draft.from_tree(tree, torch.randint(9, (3, tree.nodes)), Kind.DET)
     dynamic = own(draft)
     assert dynamic.tree is None
     assert torch.equal(draft.depths(), dynamic.depths())
@@ -70,7 +70,7 @@ def test_a_chain_is_a_chain() -> None:
     assert draft.distribution is distribution
     assert draft.parents.tolist() == [[-1, 0, 1]] * 2
     assert not own(draft).is_chain  # nobody knows without looking at the parents
-    assert not Draft.of(Tree.branching([2]), torch.zeros(1, 2).long(), Kind.WOR).is_chain
+    assert not Draft.from_tree(Tree.branching([2]), torch.zeros(1, 2).long(), Kind.WOR).is_chain
 
 
 def test_a_mask_makes_a_draft_padded() -> None:

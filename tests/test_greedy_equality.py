@@ -17,7 +17,7 @@ from mmspec.drafters.oracle import Oracle
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
-from tests.covering import covering, promised
+from tests.covering import covering, exhaustive
 from tests.partners import noisy, partner
 
 FAMILIES = tuple(family for family in toys.FAMILIES if family != "whisper")
@@ -100,20 +100,20 @@ def check_with_an_oracle(family: str, batch: str, seeds: range) -> None:
 
 
 @pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.slow), "ragged"])
-@pytest.mark.parametrize("family", promised(FAMILIES, (*HYBRID, *toys.ONE_EACH)))
+@pytest.mark.parametrize("family", exhaustive(FAMILIES, (*HYBRID, *toys.ONE_EACH)))
 def test_a_chain(family: str, batch: str) -> None:
     seeds = range(1 if batch == "ragged" else 4)  # a drafter may be right about one row
     check_with_a_drafter(family, batch, seeds, length=3)
 
 
-@pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.promise), "ragged"])
+@pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.exhaustive), "ragged"])
 @pytest.mark.parametrize("family", BRANCHING)
 def test_a_tree(family: str, batch: str) -> None:
     check_with_a_drafter(family, batch, range(1), tree=WIDE)
     check_with_an_oracle(family, batch, range(1))
 
 
-@pytest.mark.parametrize("family", promised(FAMILIES, ("lfm2", "llava", "qwen2_5_vl", "gemma3")))
+@pytest.mark.parametrize("family", exhaustive(FAMILIES, ("lfm2", "llava", "qwen2_5_vl", "gemma3")))
 def test_a_batch_without_padding(family: str) -> None:
     """Without a padded row a mask of ones says nothing, and may as well be missing."""
     model, drafter = pair(family)
@@ -133,7 +133,7 @@ def test_a_batch_without_padding(family: str) -> None:
     assert torch.equal(plain.sequences, expected)
 
 
-@pytest.mark.parametrize("family", promised(toys.VLMS, (*LAID_OUT, *HYBRID, "gemma3")))
+@pytest.mark.parametrize("family", exhaustive(toys.VLMS, (*LAID_OUT, *HYBRID, "gemma3")))
 def test_rows_with_different_numbers_of_pictures(family: str) -> None:
     """Two, one and none: the model itself hands features out in order."""
     model, drafter = pair(family)
@@ -287,12 +287,12 @@ def _swapped(request: dict[str, Tensor]) -> dict[str, Tensor]:
     ("family", "batch"),
     [
         ("llava", "ragged"),
-        pytest.param("qwen2_5_vl", "one", marks=pytest.mark.promise),
+        pytest.param("qwen2_5_vl", "one", marks=pytest.mark.exhaustive),
         pytest.param("llava", "one", marks=pytest.mark.slow),
         pytest.param("qwen2_5_vl", "ragged", marks=pytest.mark.slow),
     ],
 )
-@pytest.mark.parametrize("name", promised(EXACT, DRAWN))
+@pytest.mark.parametrize("name", exhaustive(EXACT, DRAWN))
 def test_every_exact_recipe(name: str, family: str, batch: str) -> None:
     model = pair(family, INSIDE)[0]
     fast = mmspec.accelerate(model, name, drafter=partner(name, family, INSIDE))

@@ -16,13 +16,13 @@ from pathlib import Path
 import pytest
 
 from mmspec import registry
-from tests.forks import Answered, forked
+from tests.forks import ProcessResult, run_forked
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("modalities", "compressors", "verifiers")
 FLOORS = (
-    ("errors", "naming"),
-    ("trees", "clock", "declared", "_lazy", "_hf"),
+    ("errors", "_attributes", "_renamed"),
+    ("trees", "_hf", "_hf_cache"),
     ("distributions",),
     ("draft", "stats"),
     ("targets",),
@@ -35,29 +35,21 @@ FLOORS = (
     ("recipes",),
     ("decode", "modality", "registry"),
     ("zoo",),
-    ("draft_models",),
+    ("streaming", "saving"),
+    ("accelerated", "draft_models"),
     ("modalities",),  # what binds a model to a recipe
-    ("streaming", "saving", "api", "__init__"),
+    ("api", "__init__"),
     ("bench", "edge"),
     ("making and measuring",),  # modalities/<name>/measures: how it is judged
     ("cli",),
 )
 RANK = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}
 MEASURING = (
-    *(
-        "checkpoints",
-        "held_out",
-        "asking",
-        "examining",
-        "examining_tokens",
-        "files",
-        "sheets",
-        "steps_map",
-        "scenes",
-    ),
-    *("animation", "judging", "listening", "training_data", "verdict", "video_rag"),
-    *("measures", "toys", "baselines", "certificates", "mixture", "sample_tests", "row_costs"),
-    *("picture_distance", "likelihood", "survey", "tiny_configs", "tiny_requests"),
+    *("checkpoints", "formatting", "doctor", "doctor_tokens", "sheets", "clips"),
+    *("round_maps", "rendering", "quality", "audio_quality"),
+    *("training_data", "consensus", "video_rag", "measures"),
+    *("tiny_models", "certificates", "mixture", "sample_tests", "row_costs", "image_distance"),
+    *("survey", "tiny_configs", "tiny_requests"),
 )
 MODALITIES = [path.name for path in (ROOT / "modalities").iterdir() if [*path.rglob("plug.py")]]
 ENTRY = ("mmspec.cli", "mmspec.cli.app", "mmspec.cli.__main__", "mmspec")  # may import late
@@ -203,14 +195,14 @@ def test_the_light_half_needs_no_torch(modality: str) -> None:
 
 
 @lru_cache(maxsize=1)
-def light_halves() -> dict[str, Answered]:
+def light_halves() -> dict[str, ProcessResult]:
     code = (
         "import sys; from mmspec import registry; "
         "assert registry.get({!r}).settings is not None; "
         "assert not {{'torch', 'transformers', 'diffusers', 'numpy'}} & {{*sys.modules}}"
     )
     codes = {name: code.format(name) for name in registry.modalities()}
-    done = forked([*codes.values()])
+    done = run_forked([*codes.values()])
     return {name: done[code] for name, code in codes.items()}
 
 
@@ -224,8 +216,11 @@ mmspec.accelerate(toys.model("llava"))
 """
 PARTS: dict[str, tuple[str, set[str]]] = {  # what is imported; all that comes with it of a folder
     "import mmspec.verifiers.exact": ("verifiers", {"exact", "walk"}),
-    "from mmspec.verifiers import named; named('coupled')": ("verifiers", {"coupled", "walk"}),
-    "from mmspec.compressors import named; named('identity')": (
+    "from mmspec.verifiers import parse_verifier; parse_verifier('coupled')": (
+        "verifiers",
+        {"coupled", "walk"},
+    ),
+    "from mmspec.compressors import parse_compressor; parse_compressor('identity')": (
         "compressors",
         {"identity", "contract", "selection"},
     ),
@@ -241,7 +236,7 @@ print(json.dumps([name for name in sys.modules if name.split(".")[0] == "mmspec"
 def imported() -> dict[str, list[str]]:
     """Our modules, by the code that was run behind an import of toys, which are none of them."""
     codes = {code: f"{code}\n{TOLD}" for code in (FIRST, *PARTS)}
-    done = forked([*codes.values()], "tests.toys")
+    done = run_forked([*codes.values()], "tests.toys")
     assert not [one.err for one in done.values() if one.status]
     return {name: json.loads(done[code].out) for name, code in codes.items()}
 

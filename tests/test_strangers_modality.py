@@ -26,7 +26,7 @@ from mmspec.distributions.noise import KeyedNoise, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.verifiers.unchecked import Unchecked
 from tests.covering import covering
-from tests.forks import forked
+from tests.forks import run_forked
 
 ROOT = Path(__file__).resolve().parents[1]
 STRANGER = ROOT / "tests" / "toys" / "stranger"
@@ -66,9 +66,9 @@ def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def by_hand(table: Tensor, temperature: float = 1.0, seed: int = 0) -> Tensor:  # (B, 1 + days)
     """A walk without drafts, rounds or any part of the package."""
     rows = [[state] for state in ASKED["start"]]
-    noise = KeyedNoise.seeded(seed, len(rows), torch.device("cpu"))
+    noise = KeyedNoise.from_seed(seed, len(rows), torch.device("cpu"))
     for day in range(1, ASKED["days"] + 1):
-        gumbel = noise.shared(torch.full((len(rows), 1), day)).gumbel(len(table))[:, 0]
+        gumbel = noise.shared_keys(torch.full((len(rows), 1), day)).gumbel(len(table))[:, 0]
         for row, own in zip(rows, gumbel, strict=True):
             scores = table[row[-1]].log()
             scores = scores / temperature + own if temperature else scores
@@ -147,7 +147,7 @@ class Claiming(Verifier):
     """Checks nothing, and says that nothing is lost."""
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = False
+    uses_trees: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = Unchecked.kinds
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
@@ -171,7 +171,7 @@ def test_certificates_tell_right_from_wrong() -> None:
         ({}, {"start": [3]}, r"start=\[3\] are no states; give one per row, 0 to 2"),
         ({}, {"start": []}, "are no states"),
         ({}, {"start": [0], "days": 0}, "days=0 is too small; give at least 1"),
-        ({}, {"start": [0], "nights": 2}, "nights is no setting here; known: start, days"),
+        ({}, {"start": [0], "nights": 2}, "nights is not a setting of .*; known: start, days"),
         ({}, {"days": 2}, "start is missing"),
         ({"tree": [2, 1]}, {}, "tree"),
         (
@@ -224,7 +224,7 @@ def said(tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, 
     places = {"other": folder / "other", "out": folder / "out"}
     commands = {name: line.format(**places).split() for name, line in COMMANDS.items()}
     script = SCRIPT.format(places=[str(ROOT), str(STRANGER)], commands=commands)
-    done = forked([script], "tests.toys", folder=folder)[script]
+    done = run_forked([script], "tests.toys", folder=folder)[script]
     assert done.status == 0, done.err
     return {name: tuple(found) for name, found in json.loads(done.out).items()}
 

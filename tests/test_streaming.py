@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.streaming import streamed
+from mmspec.streaming import stream_rounds
 from tests import toys
-from tests.toys.pipelines import asked, pipeline
+from tests.toys.pipelines import build_request, pipeline
 
 
 def counted(most: int, seen: list[int]) -> Callable[[Callable[[int], None]], str]:
@@ -28,7 +28,7 @@ def counted(most: int, seen: list[int]) -> Callable[[Callable[[int], None]], str
 
 def test_items_come_one_at_a_time_and_the_run_waits() -> None:
     seen: list[int] = []
-    items = streamed(counted(3, seen))
+    items = stream_rounds(counted(3, seen))
     assert next(items) == 0
     assert seen == []  # the run stands in its watcher until the next is asked for
     assert next(items) == 1
@@ -38,7 +38,7 @@ def test_items_come_one_at_a_time_and_the_run_waits() -> None:
 
 
 def test_the_run_s_own_value_is_returned() -> None:
-    items = streamed(counted(2, []))
+    items = stream_rounds(counted(2, []))
     assert (next(items), next(items)) == (0, 1)
     with pytest.raises(StopIteration) as end:
         next(items)
@@ -47,7 +47,7 @@ def test_the_run_s_own_value_is_returned() -> None:
 
 def test_an_abandoned_stream_ends_its_run_and_its_thread() -> None:
     before, seen = threading.active_count(), list[int]()
-    items = streamed(counted(1000, seen))
+    items = stream_rounds(counted(1000, seen))
     assert next(items) == 0
     items.close()
     assert seen == []
@@ -56,7 +56,7 @@ def test_an_abandoned_stream_ends_its_run_and_its_thread() -> None:
 
 def test_nothing_runs_before_the_first_item_is_asked_for() -> None:
     before = threading.active_count()
-    items = streamed(counted(3, []))
+    items = stream_rounds(counted(3, []))
     assert threading.active_count() == before
     items.close()
 
@@ -66,7 +66,7 @@ def test_errors_are_raised_where_the_stream_is_read() -> None:
         watch(1)
         raise ValueError("in the middle")
 
-    items = streamed(run)
+    items = stream_rounds(run)
     assert next(items) == 1
     with pytest.raises(ValueError, match="in the middle"):
         next(items)
@@ -78,7 +78,7 @@ def test_the_caller_s_precision_holds_in_the_run() -> None:
         watch((product.dtype, torch.is_grad_enabled()))
 
     with torch.autocast("cpu", torch.bfloat16):
-        ((dtype, _),) = streamed(run)
+        ((dtype, _),) = stream_rounds(run)
     assert dtype == torch.bfloat16
 
 
@@ -92,7 +92,7 @@ def test_the_caller_s_context_holds_in_the_run() -> None:
         watch(0)
 
     with torch.inference_mode():
-        assert list(streamed(run)) == [0]
+        assert list(stream_rounds(run)) == [0]
     assert seen == ["the caller's", True]
 
 
@@ -120,7 +120,7 @@ def test_an_abandoned_stream_leaves_the_last_statistics() -> None:
 
 def test_a_pipeline_streams_the_rounds_that_it_shows_its_watcher() -> None:
     fast = mmspec.accelerate(pipeline("ddpm"), "asd", window=3)
-    given = {**asked("ddpm", 2), "num_inference_steps": 6, "output_type": "np", "seed": 1}
+    given = {**build_request("ddpm", 2), "num_inference_steps": 6, "output_type": "np", "seed": 1}
     watched: list[int] = []
     output = fast(**given, on_round=lambda kept: watched.append(kept.index))
     stream = fast.stream(**given)

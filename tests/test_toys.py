@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from tests import toys
-from tests.covering import promised
+from tests.covering import exhaustive
 
 STEPS = 8
 HYBRID = ("gemma3-text", "gemma3", "qwen3_5", "lfm2", "lfm2_vl")
@@ -22,7 +22,7 @@ def greedy(toy: Any, request: dict[str, Tensor]) -> Tensor:  # -> (B, STEPS)
     return tokens[:, prompt:]
 
 
-@pytest.mark.parametrize("family", promised(toys.FAMILIES, toys.ONE_EACH))
+@pytest.mark.parametrize("family", exhaustive(toys.FAMILIES, toys.ONE_EACH))
 def test_ragged_rows_equal_their_requests_alone_and_vary(family: str) -> None:
     toy = toys.model(family)
     request = toys.inputs(family, batch=3, ragged=True)
@@ -39,13 +39,13 @@ def test_a_uniform_batch_needs_no_padding(family: str) -> None:
     assert bool(request.get("attention_mask", torch.ones(1)).all())
 
 
-@pytest.mark.parametrize("family", promised([*toys.VLMS, "whisper"], toys.ONE_EACH))
+@pytest.mark.parametrize("family", exhaustive([*toys.VLMS, "whisper"], toys.ONE_EACH))
 def test_another_image_gives_other_tokens(family: str) -> None:
     toy, request = toys.model(family), toys.inputs(family)
     assert not torch.equal(greedy(toy, request), greedy(toy, toys.blind(request)))
 
 
-@pytest.mark.parametrize("family", promised(toys.FAMILIES, toys.ONE_EACH))
+@pytest.mark.parametrize("family", exhaustive(toys.FAMILIES, toys.ONE_EACH))
 def test_seeds_fix_weights_and_requests(family: str) -> None:
     first, again, other = (toys.model(family, seed=seed, layers=2) for seed in (1, 1, 2))
     pairs = zip(first.state_dict().values(), again.state_dict().values(), strict=True)
@@ -57,7 +57,7 @@ def test_seeds_fix_weights_and_requests(family: str) -> None:
     assert all(torch.equal(left[key], right[key]) for key in left)
 
 
-@pytest.mark.parametrize("family", promised(toys.FAMILIES, toys.ONE_EACH))
+@pytest.mark.parametrize("family", exhaustive(toys.FAMILIES, toys.ONE_EACH))
 def test_sampling_hot_never_emits_a_special_id(family: str) -> None:
     torch.manual_seed(0)
     toy, request = toys.model(family, layers=1), toys.inputs(family, batch=2)

@@ -40,16 +40,16 @@ def test_branching_makes_a_complete_tree() -> None:
     tree = Tree.branching([2, 3])
     assert tree.parents == (-1, -1, 0, 0, 0, 1, 1, 1)
     assert tree.levels == ((0, 1), (2, 3, 4, 5, 6, 7))
-    assert tree.kids == ((0, 1), (2, 3, 4), (5, 6, 7), *((),) * 6)
+    assert tree.children == ((0, 1), (2, 3, 4), (5, 6, 7), *((),) * 6)
     assert not tree.is_chain
     assert tree.width == 3
 
 
 def test_rank_paths_as_papers_write_them() -> None:
-    tree = Tree.of_ranks([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
+    tree = Tree.from_ranks([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
     assert tree.parents == (-1, -1, 0, 0, 1, 2)
-    assert Tree.of_ranks([[1, 0], [0, 0, 0], [0], [0, 1], [1], [0, 0]]) == tree  # in any order
-    assert Tree.of_ranks([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0]]) == tree  # once each
+    assert Tree.from_ranks([[1, 0], [0, 0, 0], [0], [0, 1], [1], [0, 0]]) == tree  # in any order
+    assert Tree.from_ranks([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0], [0]]) == tree  # once each
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_rank_paths_as_papers_write_them() -> None:
 )
 def test_incomplete_rank_paths_are_refused(paths: list[list[int]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        Tree.of_ranks(paths)
+        Tree.from_ranks(paths)
 
 
 @pytest.mark.parametrize("parents", [(0,), (-1, 1), (-1, 2, 0), (-2,)])

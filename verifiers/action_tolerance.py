@@ -1,4 +1,4 @@
-"""Action tokens that lie close to the target's own are as good as those."""
+"""Accept action tokens within a radius of the target's token."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.errors import check_number
 from mmspec.recipe import Kit
 from mmspec.verifiers.coupled import target_tokens
-from mmspec.verifiers.walk import check, longest
+from mmspec.verifiers.walk import check_draft, find_longest_path
 
 KEEPS = ("draft", "target")
 METRICS = ("bins", "physical")
 KINDS = (Kind.DET, Kind.RACE, Kind.IID, Kind.WOR, Kind.HUB)
-# the knobs of recipes with a fixed radius, as `within_radius` reads them
+# options of recipes with a fixed radius, read by `build_tolerance`
 OPTIONS = {"radius": 9.0, "radii": None, "metric": "bins", "strict": None, "keep": "draft"}
 
 
 class Radius(ABC):
-    """How far a token may lie from the target's, in bins."""
+    """The accepted distance of a token from the target's, in bins."""
 
-    learns: ClassVar[bool] = False  # whether it is told what was kept
+    is_adaptive: ClassVar[bool] = False  # whether it needs the deviations of accepted tokens
 
     @abstractmethod
     def limits(self, context: Any) -> Tensor:  # (1 or B, D) float64
-        """Of every component at this step; 0 = the target's own token alone."""
+        """The limit of every component at this step; 0 = only the target's token."""
 
     @property
     @abstractmethod
     def is_zero(self) -> bool:
-        """Whether nothing but the target's own token ever passes."""
+        """Whether only the target's token passes."""
 
-    def learn(self, episode: Episode, dims: Sequence[int], bins: Sequence[float]) -> None:
-        """Note what was kept at this step: components, and how far they lay off."""
-        raise AssertionError("a radius that does not learn is told nothing")
+    def record_deviation(
+        self, episode: Episode, dims: Sequence[int], bins: Sequence[float]
+    ) -> None:
+        """Record the accepted tokens of this step: components, and distances from the target."""
+        raise AssertionError("a radius that is not adaptive records nothing")
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ class FixedRadius(Radius):
     bins: tuple[float, ...]
 
     @classmethod
-    def of(
+    def from_options(
         cls,
         space: ActionSpace,
         radius: float | Sequence[float] | Mapping[str, float],
@@ -60,19 +62,19 @@ class FixedRadius(Radius):
     ) -> FixedRadius:
         """One distance for all, one per component, or one per group; strict components have 0.
 
-        `metric` is "bins", or "physical": the robot's units. Raises ValueError for distances below
-        0, too few or too many of them, groups that there are not, and another metric.
+        `metric` is "bins" or "physical" (the robot's units). Raises ValueError for negative
+        distances, a wrong number of them, unknown groups, and an unknown metric.
         """
         if metric not in METRICS:
             raise ValueError(f"metric={metric!r} is not known; choose {' or '.join(METRICS)}")
-        given = _per_dim(space, radius)
+        given = _expand_radius(space, radius)
         if metric == "physical":
-            # the smallest excess over a whole number of bins is rounding
+            # 1e-9: tolerate rounding above a whole number of bins
             given = [
                 float("inf") if not size else one / size + 1e-9
                 for one, size in zip(given, space.bin_size.tolist(), strict=True)
             ]
-        return cls(tuple(_strict(space, given)))
+        return cls(tuple(_zero_strict(space, given)))
 
     @property
     def is_zero(self) -> bool:
@@ -83,14 +85,14 @@ class FixedRadius(Radius):
 
 
 class ActionWalk(Verifier):
-    """Keeps a path of actions close to the target's; then follows the target's own token.
+    """Accepts a path of actions close to the target's, then adds the target's token.
 
-    The component of a token is told by its place in the answer, so `within` comes first. The
-    verdict's excess counts kept tokens that are not the target's.
+    The component of a token follows from its position in the output, so `within` must be called
+    first. The verdict's excess counts accepted tokens that differ from the target's.
     """
 
     space: ActionSpace
-    now: Any  # what it knows of this round; None = `within` was not called
+    state: Any  # of this round; None = `within` was not called
     kinds: ClassVar[tuple[Kind, ...]] = KINDS
 
     @property
@@ -98,46 +100,47 @@ class ActionWalk(Verifier):
         return self.lossless
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, distribution=False)
-        if self.now is None:
-            raise ValueError("a tolerance goes by the component of a token; call within() first")
+        check_draft(self, draft, distribution=False)
+        if self.state is None:
+            raise ValueError("a tolerance depends on the component of a token; call within() first")
         own = target_tokens(draft, scores, noise)
         if not draft.nodes:
             none = draft.tokens.sum(-1)
             return Verdict(draft.tokens, none, own[:, 0])
-        wanted = own.gather(1, draft.parents + 1)
-        off = bins_off(self.space.codes, draft.tokens, wanted)
-        path, length, row = self.near(draft, wanted, off)
-        misses = ((path >= 0) & (draft.tokens != wanted).gather(1, path.clamp_min(0))).sum(-1)
+        target = own.gather(1, draft.parents + 1)
+        off = bin_distance(self.space.codes, draft.tokens, target)
+        path, length, row = self.select_path(draft, target, off)
+        misses = ((path >= 0) & (draft.tokens != target).gather(1, path.clamp_min(0))).sum(-1)
         over = None if self.lossless else misses.double()
         next_token = own.gather(1, row[:, None])[:, 0]
-        return Verdict(path, length, next_token, over, self.replaced(wanted))
+        return Verdict(path, length, next_token, over, self.replacement_tokens(target))
 
     @abstractmethod
-    def near(self, draft: Draft, wanted: Tensor, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def select_path(
+        self, draft: Draft, target: Tensor, off: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Path (B, D), its length (B,) and the row of its end (B,); `off` (B, N) is in bins."""
 
-    def replaced(self, wanted: Tensor) -> Tensor | None:  # (B, N)
-        """What is said in the place of drafted tokens that are kept; None = those."""
+    def replacement_tokens(self, target: Tensor) -> Tensor | None:  # (B, N)
+        """Tokens that replace the accepted drafted ones; None = keep the drafted ones."""
         return None
 
 
 @dataclass(frozen=True)
 class ActionTolerance(ActionWalk):
-    """Keep drafted actions within a radius of the target's own token (Spec-VLA, Wang et al. 2025).
+    """Accept drafted actions within a radius of the target's token (Spec-VLA, Wang et al. 2025).
 
-    A token c passes if both it and the target's token t are actions and |c - t| <= r, in bins of
-    its component, or if they are equal: padding and an end of sequence never pass by their
-    distance. t is what the target says behind the drafted tokens before, greedily or, when
-    sampling, with the noise of its position. The longest path that passes is kept, of several the
-    one whose tokens lie closest to the target's; then follows the target's own token. The component
-    of a token is told by its place in the answer, see `ActionSpace.dims_at`.
+    A token c passes if c and the target's token t are both actions and |c - t| <= r, in bins of its
+    component, or if they are equal; padding and end of sequence pass only if equal. t is the
+    target's token given the drafted tokens before, greedy or sampled with the noise of its
+    position. The longest path that passes is accepted, of several the one closest to the target's
+    tokens; then follows the target's token. `ActionSpace.dims_at` maps positions to components.
 
-    Every number kept differs from the target's, given the kept tokens before, by at most r times
-    `ActionSpace.bin_size`. `keep="target"` says the target's token in the place of each that
-    passed; later tokens were still predicted behind the drafted ones, so this is lossy, too.
+    Every accepted value differs from the target's, given the accepted tokens before, by at most r
+    times `ActionSpace.bin_size`. `keep="target"` emits the target's token instead of each that
+    passed. Later tokens were predicted from the drafted ones, so this is lossy as well.
     Lossy; with a radius below 1 it is `Coupled`: plain decoding with the same seed. The verdict's
-    excess counts kept tokens that are not the target's.
+    excess counts accepted tokens that differ from the target's.
 
     Raises ValueError for another `keep`.
     """
@@ -145,7 +148,7 @@ class ActionTolerance(ActionWalk):
     space: ActionSpace
     radius: Radius
     keep: str = "draft"
-    now: _Now | None = field(default=None, repr=False, compare=False)
+    state: _RoundState | None = field(default=None, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if self.keep not in KEEPS:
@@ -156,73 +159,81 @@ class ActionTolerance(ActionWalk):
         return self.radius.is_zero
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"longest path within {self.radius!r}"
 
-    def within(self, context: Any) -> Verifier:
-        return replace(self, now=_Now.of(context, self.radius.limits(context)))
+    def bind_context(self, context: Any) -> Verifier:
+        return replace(self, state=_RoundState.from_context(context, self.radius.limits(context)))
 
-    def near(self, draft: Draft, wanted: Tensor, off: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        assert self.now is not None
-        dims = self.space.dims_at(self.now.said, draft.places())
-        limits = self.now.limits.to(off.device).expand(draft.batch, -1).gather(1, dims)
-        path, length, row = longest(draft, off <= limits, -off.clamp_max(self.space.codes.bins))
-        if self.radius.learns:
-            self._learn(self.now.episodes, path, dims, off)
+    def select_path(
+        self, draft: Draft, target: Tensor, off: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.state is not None
+        dims = self.space.dims_at(self.state.generated, draft.relative_positions())
+        limits = self.state.limits.to(off.device).expand(draft.batch, -1).gather(1, dims)
+        path, length, row = find_longest_path(
+            draft, off <= limits, -off.clamp_max(self.space.codes.bins)
+        )
+        if self.radius.is_adaptive:
+            self._record_deviations(self.state.episodes, path, dims, off)
         return path, length, row
 
-    def replaced(self, wanted: Tensor) -> Tensor | None:
-        return wanted if self.keep == "target" else None
+    def replacement_tokens(self, target: Tensor) -> Tensor | None:
+        return target if self.keep == "target" else None
 
-    def _learn(self, episodes: Sequence[Episode], path: Tensor, dims: Tensor, off: Tensor) -> None:
+    def _record_deviations(
+        self, episodes: Sequence[Episode], path: Tensor, dims: Tensor, off: Tensor
+    ) -> None:
         at = path.clamp_min(0)
         where, far = dims.gather(1, at).tolist(), off.gather(1, at).tolist()
         for row, nodes in enumerate(path.tolist()):
             count = sum(node >= 0 for node in nodes)
             if count:
-                self.radius.learn(episodes[row], where[row][:count], far[row][:count])
+                self.radius.record_deviation(episodes[row], where[row][:count], far[row][:count])
 
 
 @dataclass(frozen=True)
-class _Now:
-    """What a tolerance knows of a round."""
+class _RoundState:
+    """The context that a tolerance needs in a round."""
 
-    said: tuple[int, ...]  # tokens of the answer so far, per row
+    generated: tuple[int, ...]  # number of tokens generated so far, per row
     limits: Tensor  # (1 or B, D)
-    episodes: Sequence[Episode]  # none where the call gave none
+    episodes: Sequence[Episode]  # empty if the call has none
 
     @classmethod
-    def of(cls, context: Any, limits: Tensor) -> _Now:
-        said = tuple(context.generated(row) for row in range(context.batch))
-        return cls(said, limits, context.shared.get("episodes", ()))
+    def from_context(cls, context: Any, limits: Tensor) -> _RoundState:
+        generated = tuple(context.num_generated(row) for row in range(context.batch))
+        return cls(generated, limits, context.shared.get("episodes", ()))
 
 
-def bins_off(codes: ActionCodes, x: Tensor, wanted: Tensor) -> Tensor:  # (...) x2 -> (...) float64
-    """How many bins a token lies from the wanted one; infinitely many where either is no action."""
-    both = codes.contains(x) & codes.contains(wanted)
-    off = (x - wanted).abs().double()
-    return torch.where(both | (x == wanted), off, torch.inf)
+def bin_distance(
+    codes: ActionCodes, x: Tensor, target: Tensor
+) -> Tensor:  # (...) x2 -> (...) float64
+    """Distance of a token from the target's in bins; infinite where either is no action."""
+    both = codes.contains(x) & codes.contains(target)
+    off = (x - target).abs().double()
+    return torch.where(both | (x == target), off, torch.inf)
 
 
-def space_of(kit: Kit) -> ActionSpace:
-    """The action space, with the option `strict`: the components that no tolerance applies to."""
+def resolve_space(kit: Kit) -> ActionSpace:
+    """The action space; the option `strict` lists the components without tolerance."""
     strict = kit.options["strict"]
     return kit.space if strict is None else kit.space.with_strict(strict)
 
 
-def within_radius(kit: Kit) -> Verifier:
-    """A fixed radius out of the options, as a verifier."""
-    return ActionTolerance(space_of(kit), fixed_radius(kit), kit.options["keep"])
+def build_tolerance(kit: Kit) -> Verifier:
+    """A verifier with the fixed radius of the options."""
+    return ActionTolerance(resolve_space(kit), build_fixed_radius(kit), kit.options["keep"])
 
 
-def fixed_radius(kit: Kit) -> FixedRadius:
-    """The one that the options say; `radii` are those of all components or groups."""
+def build_fixed_radius(kit: Kit) -> FixedRadius:
+    """The radius of the options; `radii` has one per component or group."""
     options = kit.options
     radius = options["radius"] if options["radii"] is None else options["radii"]
-    return FixedRadius.of(space_of(kit), radius, options["metric"])
+    return FixedRadius.from_options(resolve_space(kit), radius, options["metric"])
 
 
-def _per_dim(
+def _expand_radius(
     space: ActionSpace, radius: float | Sequence[float] | Mapping[str, float]
 ) -> list[float]:
     """One distance per component."""
@@ -249,5 +260,5 @@ def _per_dim(
     return [float(one) for one in given]
 
 
-def _strict(space: ActionSpace, limits: Sequence[float]) -> list[float]:
+def _zero_strict(space: ActionSpace, limits: Sequence[float]) -> list[float]:
     return [0.0 if dim.is_strict else one for dim, one in zip(space.dims, limits, strict=True)]

@@ -1,4 +1,4 @@
-"""Speculative sampling that accepts every token a little more often than it should."""
+"""Speculative sampling with an additive tolerance on the acceptance probability."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from mmspec.verifiers.walk import ratio
 class AdditiveTolerance:
     """Accept with min(1, min(1, p/q) + beta) (SSD, Lin et al. 2025).
 
-    Corrections come from norm((p - q)+), so that the output is off by the sum of
-    min(beta q, (q - p)+), which is at most min(beta, TV(p, q)). The ids in `exempt` are accepted as
-    by speculative sampling: the end of a sequence and other control codes, which tolerance would
-    let come early. Lossy, greedy decoding too; `beta=0` is `Exact`, 1 emits the draft.
-    Reconstructed: the correction, and the exemption.
+    Corrections come from norm((p - q)+), so the output differs from p by the sum of
+    min(beta q, (q - p)+), at most min(beta, TV(p, q)) in total variation. The ids in `exempt` get
+    no tolerance: end of sequence and other control codes, which would otherwise come early. Lossy,
+    also for greedy decoding; `beta=0` is `Exact`, 1 emits the draft. Reconstructed: the correction
+    and the exemption.
 
     Raises ValueError for a beta outside [0, 1].
     """

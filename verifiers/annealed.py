@@ -31,13 +31,13 @@ class WeightedRule:
 
 @dataclass(frozen=True)
 class Annealed:
-    """Accept with min(1, w_i p/q), w_i falling with the depth i (Cool-SD, Li et al. 2026).
+    """Accept with min(1, w_i p/q), w_i decreasing with the depth i (Cool-SD, Li et al. 2026).
 
-    w_i = delta exp(-nu i - mu), never below 1. A token of depth i is tested only where all i before
-    it were accepted, so depth is the history. `delta` is the mean weight over the draft (this fixes
-    mu, which is not public); the paper runs delta=1.1 and 2 with nu=0.7. Corrections are those of
-    `inner`; norm((p - q)+) is the best for any weights, and the over-accepted mass of a step is the
-    sum of (q min(1, w p/q) - p)+. Lossy; delta=1 is `inner`.
+    w_i = delta exp(-nu i - mu), at least 1. A token of depth i is tested only if all i before it
+    were accepted, so the weight depends on the depth alone. `delta` is the mean weight over the
+    draft (this determines mu, which is not public); the paper runs delta=1.1 and 2 with nu=0.7.
+    Corrections are those of `inner`; norm((p - q)+) is optimal for any weights, and the
+    over-accepted mass of a step is the sum of (q min(1, w p/q) - p)+. Lossy; delta=1 is `inner`.
     """
 
     delta: float
@@ -50,16 +50,16 @@ class Annealed:
         check_number("nu", self.nu, 0, example=0.7)
 
     def at(self, depth: Tensor | int, longest: int) -> Rule:
-        """The rule for tokens of that depth (0 = first), in a draft `longest` deep."""
+        """The rule for tokens of that depth (0 = first), in a draft of depth `longest`."""
         weights = self.weights(longest)
         if isinstance(depth, Tensor):
             weights = weights.to(depth.device)
         return WeightedRule(self.inner, weights[depth])
 
     def weights(self, longest: int) -> Tensor:  # (longest,) float64
-        """w_0, w_1, ..., whose mean is delta: the first `above` fall, the others are 1."""
+        """w_0, w_1, ..., with mean delta: the first `above` decrease, the others are 1."""
         falling = torch.exp(-self.nu * torch.arange(longest, dtype=torch.float64))
         above = torch.arange(1, longest + 1)
         scale = (self.delta * longest - (longest - above)) / falling.cumsum(0)
-        above = (scale * falling >= 1).sum()  # true for the first few: all that are above 1
+        above = (scale * falling >= 1).sum()  # the number of weights above 1
         return (scale[above - 1] * falling).clamp_min(1)

@@ -1,4 +1,4 @@
-"""Drafts of stored trajectories are verified otherwise than those of a head (HeiSD)."""
+"""Separate verifiers for retrieved drafts and those of a head (HeiSD)."""
 
 from __future__ import annotations
 
@@ -16,38 +16,42 @@ from mmspec.verifiers.action_tolerance import KINDS
 
 @dataclass(frozen=True)
 class BySource(Verifier):
-    """`stored` for the rows of a draft that were retrieved, `grown` for the others.
+    """Apply `retrieved` to the rows of a draft that were retrieved, `generated` to the others.
 
-    As lossless as both.
+    Lossless if both are.
     """
 
-    stored: Verifier
-    grown: Verifier
+    retrieved: Verifier
+    generated: Verifier
     kinds: ClassVar[tuple[Kind, ...]] = KINDS
 
     @property
     def lossless(self) -> bool:
-        return self.stored.lossless and self.grown.lossless
+        return self.retrieved.lossless and self.generated.lossless
 
     @property
     def couples(self) -> bool:
-        return self.stored.couples and self.grown.couples
+        return self.retrieved.couples and self.generated.couples
 
     @property
-    def words(self) -> str:
-        return f"retrieved: {self.stored.words}; grown: {self.grown.words}"
+    def description(self) -> str:
+        return f"retrieved: {self.retrieved.description}; generated: {self.generated.description}"
 
-    def within(self, context: Any) -> Verifier:
-        return replace(self, stored=self.stored.within(context), grown=self.grown.within(context))
+    def bind_context(self, context: Any) -> Verifier:
+        return replace(
+            self,
+            retrieved=self.retrieved.bind_context(context),
+            generated=self.generated.bind_context(context),
+        )
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         if not isinstance(draft.extras, Retrieved):
-            return self.grown.verify(draft, scores, noise)
+            return self.generated.verify(draft, scores, noise)
         rows = draft.extras.rows
-        one = self.stored.verify(draft, scores, noise)
+        one = self.retrieved.verify(draft, scores, noise)
         if bool(rows.all()):
             return one
-        other = self.grown.verify(draft, scores, noise)
+        other = self.generated.verify(draft, scores, noise)
         assert one.next is not None
         assert other.next is not None
         return Verdict(

@@ -1,4 +1,4 @@
-"""Groups of tokens that may overlap are verified exactly, whichever token stands for one."""
+"""Exact verification of overlapping token groups instead of tokens (PCG)."""
 
 from __future__ import annotations
 
@@ -32,22 +32,23 @@ class Groups:
             raise ValueError(f"token {alone} is in no group; give it one of its own")
 
     @classmethod
-    def single(cls, vocabulary: int) -> Groups:
-        """Every token alone: speculative sampling."""
+    def singletons(cls, vocabulary: int) -> Groups:
+        """One group per token: speculative sampling."""
         alone = torch.arange(vocabulary)
         return cls(alone, alone, vocabulary, vocabulary)
 
     @classmethod
-    def near(cls, codebook: Codebook, threshold: float) -> Groups:
-        """A group around each code: those whose vectors have a cosine of at least `threshold`.
+    def around_codes(cls, codebook: Codebook, threshold: float) -> Groups:
+        """A group around each code: the codes with a cosine of at least `threshold` to it.
 
-        Tokens that are no codes stay alone. Nobody is left alone at -1; above 1 everybody is.
+        Tokens that are no codes form groups of one. -1 puts every code into every group; above 1
+        every group has one token.
         """
         unit = Codebook(codebook.vectors, codebook.ids, codebook.vocabulary, "normalised")
         ids, found = codebook.ids, []
         for rows in torch.arange(codebook.size, device=ids.device).split(CHUNK):
             cosine = 1 - unit.distances(rows).square() / 2
-            cosine.scatter_(1, rows[:, None], torch.inf)  # in its own, whatever rounding does
+            cosine.scatter_(1, rows[:, None], torch.inf)  # in its own group despite rounding
             center, member = (cosine >= threshold).nonzero(as_tuple=True)
             found.append(torch.stack((rows[center], member)))
         center, member = torch.cat(found, 1)
@@ -58,14 +59,14 @@ class Groups:
         return cls(token[order], group[order], codebook.vocabulary, codebook.vocabulary)
 
     @cached_property
-    def is_single(self) -> bool:
-        """Whether every token is alone in a group, and in one only."""
+    def is_singletons(self) -> bool:
+        """Whether every token is alone in exactly one group."""
         alone = self.group.bincount(minlength=self.count) <= 1
         return bool(alone.all()) and bool((self.shares == 1).all())
 
     @cached_property
     def shares(self) -> Tensor:  # (V,)
-        """In how many groups every token is."""
+        """The number of groups of every token."""
         return self.token.bincount(minlength=self.vocabulary)
 
     @cached_property
@@ -81,13 +82,13 @@ class Groups:
         zero = p.new_zeros(*p.shape[:-1], self.count)
         return zero.index_add(-1, self.group, (p / self.shares)[..., self.token])
 
-    def spread(self, p: Tensor, weights: Tensor) -> Tensor:  # (..., V), (..., G) -> (..., V)
-        """p(x), each group weighed: p(x) times the sum of w(g|x) weights(g)."""
+    def spread_mass(self, p: Tensor, weights: Tensor) -> Tensor:  # (..., V), (..., G) -> (..., V)
+        """p(x) times the sum of w(g|x) weights(g) over the groups of x."""
         zero = torch.zeros_like(p)
         return p / self.shares * zero.index_add(-1, self.token, weights[..., self.group])
 
     def check(self, size: int) -> None:
-        """Refuse distributions over another vocabulary."""
+        """Raise ValueError for distributions over another vocabulary."""
         check_vocabulary("the grouping", self.vocabulary, size, "make it for that vocabulary")
 
 
@@ -95,18 +96,18 @@ class Groups:
 class CoarseGroups:
     """Accept with min(1, P(g)/Q(g)), g a group of x drawn evenly (PCG, 2025, arXiv 2511.13732).
 
-    After a rejection a group is drawn from norm((P - Q)+) and one of its tokens as p has them. The
-    distribution of the group is P, exactly: only which of its tokens stands for a group follows the
-    draft. What is accepted does not depend on the group beyond its mean, so it is the mean that is
-    tested. Lossy in tokens; groups of one are `Exact`, a single group emits the draft. With a point
-    mass p the tokens that share groups with the target's pass. Reconstructed: how groups are made.
+    After a rejection a group is sampled from norm((P - Q)+), and one of its tokens in proportion to
+    p. The distribution of the group is exactly P; the token within a group follows the draft. The
+    acceptance is the mean over the groups of x. Lossy in tokens; groups of one are `Exact`, a
+    single group emits the draft. With a point mass p the tokens that share a group with the
+    target's pass. Reconstructed: how groups are made.
     """
 
     groups: Groups
 
     @property
     def lossless(self) -> bool:
-        return self.groups.is_single
+        return self.groups.is_singletons
 
     def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
         passed = ratio(self.groups.masses(p.probs), self.groups.masses(q.probs))
@@ -115,9 +116,9 @@ class CoarseGroups:
         return each.sum(-1) / self.groups.shares[x]
 
     def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
-        if p.hard:  # its mode is all that any group has
+        if p.hard:  # all mass is on the mode
             return p
         wanted = self.groups.masses(p.probs)
         left = residual(wanted, self.groups.masses(q.probs))
         weights = left / wanted.clamp_min(torch.finfo(left.dtype).tiny)
-        return Categorical.having(self.groups.spread(p.probs, weights))
+        return Categorical.from_probs(self.groups.spread_mass(p.probs, weights))

@@ -1,23 +1,23 @@
-"""What completes an action is kept without asking the target, now and then (KERV)."""
+"""Accept forecasts that complete an action without verification, now and then (KERV)."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mmspec.codes.episodes import Completion, episodes_of
+from mmspec.codes.episodes import Completion, get_episodes
 from mmspec.draft import Draft, Gate, Verdict
 from mmspec.errors import check_number
 from mmspec.targets.tokens.context import Context
-from mmspec.verifiers.walk import unread
+from mmspec.verifiers.walk import accept_unverified
 
 
 @dataclass(frozen=True)
 class CompletionGate(Gate):
-    """Keep a draft marked as `Completion` unread, then none for `lockout` steps (KERV).
+    """Accept a draft marked as `Completion` unverified, then none for `lockout` steps (KERV).
 
-    Zheng et al. 2026. A forecast that feeds on its own output drifts, so a robot that was completed
-    is locked out: 4 steps in the paper; with infinitely many nothing is ever kept so. Lossy. Raises
-    ValueError below 0.
+    Zheng et al. 2026. A forecast based on its own output drifts, so a completion is followed by a
+    lockout: 4 steps in the paper; infinity disables the gate. Lossy. Raises ValueError for a
+    negative `lockout`.
     """
 
     lockout: float = 4
@@ -30,7 +30,7 @@ class CompletionGate(Gate):
         if not isinstance(draft.extras, Completion) or self.lockout == float("inf"):
             return None
         rows = draft.extras.rows.tolist()
-        for episode, is_completed in zip(episodes_of(context), rows, strict=True):
+        for episode, is_completed in zip(get_episodes(context), rows, strict=True):
             if is_completed:
-                episode.locked = episode.step + 1 + self.lockout
-        return unread(draft.mask & draft.extras.rows[:, None])
+                episode.locked_until = episode.step + 1 + self.lockout
+        return accept_unverified(draft.mask & draft.extras.rows[:, None])

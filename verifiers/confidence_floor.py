@@ -1,4 +1,4 @@
-"""A token passes if whoever drafted it was sure of it."""
+"""Accept tokens that the drafter predicted with high confidence."""
 
 from __future__ import annotations
 
@@ -12,13 +12,12 @@ from mmspec.distributions.categorical import Categorical
 
 @dataclass(frozen=True)
 class ConfidenceFloor:
-    """Accept x where max q >= `floor`, whatever the target says (Raj et al. 2024).
+    """Accept x where max q >= `floor`, regardless of p (Raj et al. 2024).
 
-    q is the drafter's own distribution also under greedy decoding: the softmax of the scores behind
-    the point mass. The target corrects the first token that was not sure enough, and says the next
-    one; it is not asked about the others, so that the distribution of a token z is q(z) where q is
-    sure and p(z) elsewhere. Lossy. 0 emits the draft, anything above 1 refuses it. Proposals
-    without a distribution (`Kind.DET`) are sure by what they are, and pass any floor up to 1.
+    q is the drafter's distribution also under greedy decoding: the softmax of the scores of the
+    point mass. The first token below the floor is replaced by a sample of p, so a token z has
+    distribution q(z) where max q reaches the floor and p(z) elsewhere. Lossy. 0 emits the draft,
+    values above 1 reject it. Proposals without a distribution (`Kind.DET`) have confidence 1.
 
     Raises ValueError for a floor below 0.
     """

@@ -1,4 +1,4 @@
-"""Speculative sampling of frames whose codes follow each other: code by code, through frames."""
+"""Speculative sampling of frames with dependent codes, code by code."""
 
 from __future__ import annotations
 
@@ -11,41 +11,41 @@ from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.targets.frames.frame_distributions import FREE, frame_distribution
-from mmspec.verifiers.coupled_frames import ended
-from mmspec.verifiers.joint_frames import drawn
-from mmspec.verifiers.walk import STRIDE, check, ratio
+from mmspec.verifiers.coupled_frames import accept_frames
+from mmspec.verifiers.joint_frames import draw_frames
+from mmspec.verifiers.walk import STRIDE, check_draft, ratio
 
 
 @dataclass(frozen=True)
 class DepthFrames(Verifier):
     """Walk codes (frame, book) in order; accept with min(1, p/q), else draw from norm((p - q)+).
 
-    Speculative sampling (Leviathan et al. 2023) of the flat sequence, whose distributions two
-    passes give: one of the backbone over drafted frames, one of the depth decoder over their codes.
-    The rest of a frame behind a refused code takes steps of the depth decoder, and frames behind it
-    are dropped. Exact, for codes that are independent, too (a frame then has prod (1 - TV_k) to
-    pass:
-    `JointFrames` accepts more).
+    Speculative sampling (Leviathan et al. 2023) of the flat sequence. Its distributions take two
+    passes: one of the backbone over drafted frames, one of the depth decoder over their codes. The
+    rest of a frame after a rejected code takes steps of the depth decoder, and later frames are
+    dropped. Exact, also for independent codes; a frame then passes with prod (1 - TV_k), while
+    `JointFrames` accepts more.
     """
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = False
+    uses_trees: ClassVar[bool] = False
+    decodes: ClassVar[tuple[str, ...]] = ("frames",)
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, trees=False)
+        check_draft(self, draft, trees=False)
         distribution = frame_distribution(scores.distribution)
         rows = torch.arange(draft.batch, device=scores.position.device)
         if not draft.nodes:
-            return ended(
-                draft, torch.zeros_like(rows), drawn(distribution[:, 0], noise, Lane.RESIDUAL)
+            return accept_frames(
+                draft, torch.zeros_like(rows), draw_frames(distribution[:, 0], noise, Lane.RESIDUAL)
             )
         p, q = (
-            distribution[:, :-1].given(draft.tokens),
-            frame_distribution(draft.distribution).given(draft.tokens),
+            distribution[:, :-1].code_distributions(draft.tokens),
+            frame_distribution(draft.distribution).code_distributions(draft.tokens),
         )
-        free, x = distribution[:, :-1].forced == FREE, draft.tokens
-        coded = torch.where(free, x, 0)  # what is forced may be no code
+        free, x = distribution[:, :-1].fixed_codes == FREE, draft.tokens
+        coded = torch.where(free, x, 0)  # a forced token may be no code
         chance = torch.where(free, ratio(p.prob(coded), q.prob(coded)), 1.0)
         hits = noise.flip(chance, Lane.ACCEPT) & draft.mask[..., None]
         length = hits.all(-1).cumprod(-1).sum(-1)
@@ -59,4 +59,6 @@ class DepthFrames(Verifier):
             weights = torch.where(mine, residual.probs[:, book], one.probs)
             return noise.pick(weights, Lane.WALK + STRIDE * book)
 
-        return ended(draft, length, distribution[rows, length].completed(x[rows, node], kept, draw))
+        return accept_frames(
+            draft, length, distribution[rows, length].complete(x[rows, node], kept, draw)
+        )

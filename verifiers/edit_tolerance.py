@@ -1,4 +1,4 @@
-"""A span that needs few edits to be the target's own is kept."""
+"""Accept a prefix within a small edit distance of the target's tokens."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.errors import check_number
 from mmspec.recipe import Kit
 from mmspec.verifiers.coupled import target_tokens
-from mmspec.verifiers.walk import check
+from mmspec.verifiers.walk import check_draft
 
 
 @dataclass(frozen=True)
 class EditTolerance(Verifier):
-    """Keep the longest beginning of a draft within a share `tau` of edits (HSD, Liao et al. 2026).
+    """Accept the longest prefix of a draft within a share `tau` of edits (HSD, Liao et al. 2026).
 
-    What is compared is what the target says before each drafted token, t_1 .. t_N (greedily, or
-    with the noise of its position): d_1 .. d_k is kept for the largest k at which
+    With t_1 .. t_N the target's tokens at the drafted positions (greedy, or sampled with the noise
+    of the position), d_1 .. d_k is accepted for the largest k with
 
         Levenshtein(d_1 .. d_k, t_1 .. t_k) / k <= tau   and   d_k = t_k,
 
-    then follows the target's own token. Chains only. Lossy; `tau=0` is `Coupled`: plain decoding
-    with the same seed. Reconstructed: the paper's distance is of texts without white space and
-    markup, this one of tokens as they are; its unit and tau are not public. The verdict's excess
-    counts kept tokens that are not the target's.
+    then follows the target's token. Chains only. Lossy; `tau=0` is `Coupled`: plain decoding with
+    the same seed. Reconstructed: the paper compares texts without white space and markup, this
+    verifier compares tokens; the paper's unit and tau are not public. The verdict's excess counts
+    accepted tokens that differ from the target's.
 
     Raises ValueError for a tau outside [0, 1].
     """
 
     tau: float
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET, Kind.RACE, Kind.IID, Kind.WOR, Kind.HUB)
-    trees: ClassVar[bool] = False
-    looks_ahead: ClassVar[bool] = True  # an edit is kept for what agrees behind it
+    uses_trees: ClassVar[bool] = False
+    looks_ahead: ClassVar[bool] = True  # edits pass only before an equal token
 
     def __post_init__(self) -> None:
         check_number("tau", self.tau, 0, 1, example=0.1)
@@ -50,26 +50,26 @@ class EditTolerance(Verifier):
         return self.lossless
 
     @property
-    def words(self) -> str:
-        return f"longest beginning within {self.tau} edits a token"
+    def description(self) -> str:
+        return f"longest prefix within {self.tau} edits a token"
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, distribution=False, trees=False)
+        check_draft(self, draft, distribution=False, trees=False)
         own = target_tokens(draft, scores, noise)
-        wanted = own[:, :-1]
-        same = (draft.tokens == wanted) & draft.mask
+        target = own[:, :-1]
+        same = (draft.tokens == target) & draft.mask
         count = torch.arange(1, draft.nodes + 1, device=own.device)
-        near = edits(draft.tokens, wanted) <= self.tau * count + 1e-9
+        near = edits(draft.tokens, target) <= self.tau * count + 1e-9
         length = torch.where(near & same & draft.mask.cumprod(-1).bool(), count, 0)
         length = length.amax(-1) if draft.nodes else length.sum(-1)
-        kept = count <= length[:, None]
-        path = torch.where(kept, count - 1, -1)
-        over = None if self.lossless else (kept & ~same).sum(-1).double()
+        accepted = count <= length[:, None]
+        path = torch.where(accepted, count - 1, -1)
+        over = None if self.lossless else (accepted & ~same).sum(-1).double()
         return Verdict(path, length, own.gather(1, length[:, None])[:, 0], over)
 
 
 def edits(one: Tensor, other: Tensor) -> Tensor:  # (B, N) x2 -> (B, N)
-    """Levenshtein distances of all beginnings of the same length."""
+    """Levenshtein distances of all pairs of prefixes of equal length."""
     batch, size = one.shape
     row = torch.arange(size + 1, device=one.device).expand(batch, -1)
     found = []
@@ -83,6 +83,6 @@ def edits(one: Tensor, other: Tensor) -> Tensor:  # (B, N) x2 -> (B, N)
     return torch.stack(found, 1) if found else one
 
 
-def edit_tolerance(kit: Kit) -> Verifier:
-    """The option `tau`."""
+def build_edit_tolerance(kit: Kit) -> Verifier:
+    """The verifier of the recipe option `tau`."""
     return EditTolerance(kit.options["tau"])

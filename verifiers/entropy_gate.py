@@ -1,4 +1,4 @@
-"""Drafts that their drafter is sure of are kept without asking the target."""
+"""Accept drafts of low entropy without verification."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.ctc import Uncertainty, entropies
-from mmspec.draft import Draft, Gate, Verdict, categorical
+from mmspec.draft import Draft, Gate, Verdict, as_categorical
 from mmspec.targets.tokens.context import Context
-from mmspec.verifiers.walk import unread
+from mmspec.verifiers.walk import accept_unverified
 
 
 @dataclass(frozen=True)
 class EntropyGate(Gate):
-    """Keep a row's chain unverified if no entropy of it exceeds `threshold` nats.
+    """Accept a row's chain unverified if none of its entropies exceeds `threshold` nats.
 
-    Of a drafter that says how unsure it was of a whole draft (CTC-SSD, Saon et al. 2026) that, else
-    of the distributions its tokens were drawn from (UGSD, Xue et al. 2026), which greedy drafting
-    keeps behind its point masses. Every row decides for itself: those that are unsure keep nothing
-    and draft again. Lossy; a threshold below 0 never skips.
+    The entropy is that of `Uncertainty` if the drafter gives one per draft (CTC-SSD, Saon et al.
+    2026), else that of the distributions its tokens were sampled from (UGSD, Xue et al. 2026); for
+    greedy drafting, of the scores of the point masses. Rows are independent: those above the
+    threshold accept nothing and draft again. Lossy; a threshold below 0 never skips.
     """
 
     threshold: float
@@ -29,17 +29,17 @@ class EntropyGate(Gate):
         if self.threshold < 0 or not draft.nodes or not draft.is_chain:
             return None
         alive = ~torch.tensor(context.finished, device=draft.tokens.device)
-        sure = (unsure(draft) <= self.threshold) & draft.mask.any(-1) & alive
-        if not bool(sure.any()):
+        passed = (max_entropy(draft) <= self.threshold) & draft.mask.any(-1) & alive
+        if not bool(passed.any()):
             return None
-        return unread(draft.mask & sure[:, None])
+        return accept_unverified(draft.mask & passed[:, None])
 
 
-def unsure(draft: Draft) -> Tensor:  # (B,) nats
-    """The highest entropy of a draft; infinite where its distributions are not known."""
+def max_entropy(draft: Draft) -> Tensor:  # (B,) nats
+    """The highest entropy of a draft; infinite if it has no distributions."""
     if isinstance(draft.extras, Uncertainty):
         return draft.extras.nats.to(draft.tokens.device)
     if draft.distribution is None:
         return torch.full(draft.tokens.shape[:1], torch.inf, device=draft.tokens.device)
-    each = entropies(categorical(draft.distribution).scores.float().log_softmax(-1))
+    each = entropies(as_categorical(draft.distribution).scores.float().log_softmax(-1))
     return each.masked_fill(~draft.mask, -torch.inf).amax(-1)

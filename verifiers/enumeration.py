@@ -1,20 +1,20 @@
-"""The exact distribution of what a verifier emits, by enumeration: the oracle of losslessness.
+"""Enumerate the exact output distribution of a verifier, to test losslessness.
 
-Every draft the drafter could make, every accept / reject decision and every correction the verifier
-could take is played through the verifier's own `verify`, under a noise that follows a script
-instead of a seed. Outcomes are weighed by their probability and completed by ancestral sampling
-from the target to the depth of the draft plus one, because the first token alone does not convict a
-wrong verifier of blocks or trees.
+Every draft the drafter could propose, every accept / reject decision and every correction is run
+through the verifier's own `verify`, with scripted noise instead of a seed. Outcomes are weighted by
+their probability and completed by ancestral sampling from the target to the depth of the draft plus
+one, because the first token alone does not expose a wrong verifier of blocks or trees.
 
-    distribution(p, q, Exact())                        first token, one proposal: equals p
-    distribution(p, q, Recursive(), 3, Kind.IID)       first token, three proposals joint(p, q,
-    Traversal(), tree, Kind.WOR)  all tokens up to depth D + 1: equals ancestral(p, D + 1)
-    acceptance(p, q, Block(), Tree.chain(4))  expected number of accepted tokens
+    enumerate_emitted(p, q, Exact())                   first token, one proposal: equals p
+    enumerate_emitted(p, q, Recursive(), 3, Kind.IID)  first token, three proposals
+    enumerate_joint(p, q, Traversal(), tree, Kind.WOR) all tokens up to depth D + 1: equals
+                                                       ancestral_joint(p, D + 1)
+    expected_accepted(p, q, Block(), Tree.chain(4))    expected number of accepted tokens
 
 Distributions are probabilities (V,), the same after every prefix, or functions of the prefix. They
 may return `Categorical`, where a hard one is greedy decoding. Use float64 and small vocabularies.
-Verifiers that read shared noise (`Coupled`) decide nothing by flips and picks, so only their greedy
-form can be enumerated; compare their samples with plain decoding under the same seed instead.
+Verifiers that use shared noise (`Coupled`) make no decisions by flips and picks, so only their
+greedy form can be enumerated; compare their samples with plain decoding under the same seed.
 """
 
 from __future__ import annotations
@@ -27,30 +27,30 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
-from mmspec.distributions.noise import Coins, Keys
+from mmspec.distributions.noise import Flips, Keys
 from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
-from mmspec.verifiers.walk import one_hot, without
+from mmspec.verifiers.walk import one_hot, remove_token
 
 Table = Tensor | Categorical | Callable[[tuple[int, ...]], Tensor | Categorical]
 
 
-def distribution(
+def enumerate_emitted(
     p: Table, q: Table, verifier: Verifier | Rule, siblings: int = 1, kind: Kind = Kind.WOR
 ) -> Tensor:  # (V,)
     """The distribution of the first token when `siblings` proposals for it are verified."""
-    return joint(p, q, verifier, siblings, kind).sum(1)
+    return enumerate_joint(p, q, verifier, siblings, kind).sum(1)
 
 
-def joint(
+def enumerate_joint(
     p: Table, q: Table, verifier: Verifier | Rule, tree: Tree | int, kind: Kind = Kind.WOR
 ) -> Tensor:  # (V,) * (D + 1)
-    """The joint distribution of the tokens one round emits, completed to the depth of `tree` plus one."""
+    """The joint distribution of the emitted tokens, completed to the depth of `tree` plus one."""
     return enumerate_rounds(p, q, verifier, tree, kind).joint
 
 
-def acceptance(
+def expected_accepted(
     p: Table, q: Table, verifier: Verifier | Rule, tree: Tree | int = 1, kind: Kind = Kind.WOR
 ) -> float:
     """Expected number of accepted draft tokens: the acceptance probability, for one position."""
@@ -58,8 +58,8 @@ def acceptance(
     return float(lengths @ torch.arange(len(lengths), dtype=lengths.dtype))
 
 
-def ancestral(p: Table, depth: int) -> Tensor:  # (V,) * depth
-    """The target's own joint distribution, what a lossless verifier must give back."""
+def ancestral_joint(p: Table, depth: int) -> Tensor:  # (V,) * depth
+    """The target's joint distribution, which a lossless verifier must reproduce."""
     mass = torch.ones((), dtype=torch.float64)
     for table in _tables(p, depth):
         mass = mass[..., None] * table.probs.reshape(*mass.shape, -1)
@@ -68,7 +68,7 @@ def ancestral(p: Table, depth: int) -> Tensor:  # (V,) * depth
 
 @dataclass(frozen=True)
 class Enumeration:
-    """All that one round can do."""
+    """All outcomes of one round."""
 
     joint: Tensor  # (V,) * (D + 1) distribution of the emitted tokens, completed by the target
     lengths: Tensor  # (D + 1,) distribution of the number of accepted draft tokens
@@ -77,13 +77,13 @@ class Enumeration:
 def enumerate_rounds(
     p: Table, q: Table, verifier: Verifier | Rule, tree: Tree | int, kind: Kind
 ) -> Enumeration:
-    """Play every draft and decision through `verifier.verify`; a rule walks with `Recursive`."""
+    """Run every draft and decision through `verifier.verify`; rules walk with `Recursive`."""
     if isinstance(tree, int):
         tree = Tree.branching([tree])
     walk = verifier if isinstance(verifier, Verifier) else Recursive(verifier)
     target, drafter = _tables(p, tree.depth + 1), _tables(q, max(tree.depth, 1))
     tokens, weight, distributions, after = _drafts(drafter, tree, kind)
-    draft = Draft.of(tree, tokens, kind, None if kind is Kind.DET else distributions)
+    draft = Draft.from_tree(tree, tokens, kind, None if kind is Kind.DET else distributions)
     rows = [_pick(target, 0, torch.zeros_like(tokens[:, 0])) if tree.nodes else target[0][[0]]]
     rows += [_pick(target, depth + 1, after[:, i]) for i, depth in enumerate(tree.depths)]
     position = torch.tensor([0, *(depth + 1 for depth in tree.depths)]).expand(len(tokens), -1)
@@ -95,31 +95,31 @@ def enumerate_rounds(
         share = weight[origin] * chance
         lengths.index_add_(0, verdict.length, share)
         _emit(masses, tokens[origin], verdict, share, size)
-    for length in range(1, tree.depth + 1):  # the target goes on by itself
+    for length in range(1, tree.depth + 1):  # completed by the target
         masses[length + 1] += (masses[length][:, None] * target[length].probs).flatten()
     return Enumeration(masses[-1].reshape((size,) * (tree.depth + 1)), lengths)
 
 
 @dataclass
 class ScriptedNoise:
-    """Answers flips and picks as `script` says; where that is silent, takes one way of many."""
+    """Noise that follows `script`; open decisions take one branch and record the others."""
 
     script: Tensor  # (R, S) int64 decision of each row at each slot, -1 = open
-    chance: Tensor  # (R,) probability of what the script says, and then of what was decided
+    chance: Tensor  # (R,) probability of the script, and of the decisions made
     slots: dict[tuple[int, int], int]  # (lane, element) -> column of `script`
 
     def __post_init__(self) -> None:
         self.branches: list[tuple[Tensor, Tensor, Tensor]] = []  # rows, scripts, chances
         self._seen: set[int] = set()
 
-    def shared(self, position: Tensor) -> Keys:
+    def shared_keys(self, position: Tensor) -> Keys:
         raise ValueError("noise shared by positions cannot be enumerated; compare seeded samples")
 
-    def fresh(self, lane: int, index: Tensor) -> Keys:
+    def fresh_keys(self, lane: int, index: Tensor) -> Keys:
         raise ValueError("raw keys cannot be enumerated; verifiers decide with flip and pick")
 
     def flip(self, probability: Tensor, lane: int) -> Tensor:
-        self._open(lane)
+        self._claim_lane(lane)
         chances = probability.double().reshape(len(probability), -1)
         taken = [
             self._decide(torch.stack([1 - chance, chance], 1), (lane, element))
@@ -127,15 +127,15 @@ class ScriptedNoise:
         ]
         return torch.stack(taken, 1).reshape(probability.shape) > 0
 
-    def coins(self, lanes: Tensor) -> Coins:
+    def prepare_flips(self, lanes: Tensor) -> Flips:
         return lambda place, probability: self.flip(probability, int(lanes[place]))
 
     def pick(self, weights: Tensor, lane: int) -> Tensor:
-        self._open(lane)
+        self._claim_lane(lane)
         weights = weights.double()
         return self._decide(weights / weights.sum(-1, keepdim=True), (lane, 0))
 
-    def _open(self, lane: int) -> None:
+    def _claim_lane(self, lane: int) -> None:
         if lane in self._seen:
             raise ValueError(
                 f"lane {lane} is used twice in one verdict, so its draws are not independent"
@@ -148,9 +148,9 @@ class ScriptedNoise:
             blank = self.script.new_full((len(self.script), column + 1 - self.script.shape[1]), -1)
             self.script = torch.cat([self.script, blank], 1)
         possible = weights > 0
-        told = self.script[:, column]
-        choice = torch.where(told >= 0, told, possible.int().argmax(-1))
-        others = possible & (told < 0)[:, None]
+        scripted = self.script[:, column]
+        choice = torch.where(scripted >= 0, scripted, possible.int().argmax(-1))
+        others = possible & (scripted < 0)[:, None]
         others &= torch.arange(weights.shape[1]) != choice[:, None]
         rows, ways = others.nonzero(as_tuple=True)
         if len(rows):
@@ -160,7 +160,7 @@ class ScriptedNoise:
         self.script = self.script.clone()
         self.script[:, column] = choice
         gained = weights.gather(1, choice[:, None]).squeeze(1)
-        self.chance = torch.where(told >= 0, self.chance, self.chance * gained)
+        self.chance = torch.where(scripted >= 0, self.chance, self.chance * gained)
         return choice
 
 
@@ -186,8 +186,8 @@ def _outcomes(
         )
         outcomes.append((origin, noise.chance, verdict))
         wide = [
-            torch.nn.functional.pad(told, (0, len(slots) - told.shape[1]), value=-1)
-            for _, told, _ in noise.branches
+            torch.nn.functional.pad(script, (0, len(slots) - script.shape[1]), value=-1)
+            for _, script, _ in noise.branches
         ]
         if not wide:
             break
@@ -199,15 +199,15 @@ def _outcomes(
 def _drafts(
     tables: list[Categorical], tree: Tree, kind: Kind
 ) -> tuple[Tensor, Tensor, Categorical, Tensor]:
-    """All drafts of `tree`: tokens (R, N), weights (R,), distributions (R, N) and prefix codes (R, N)."""
+    """All drafts of `tree`: tokens (R, N), weights (R,), distributions (R, N), prefixes (R, N)."""
     size = tables[0].size
     tokens = torch.zeros(1, 0, dtype=torch.int64)
     weight = torch.ones(1, dtype=torch.float64)
     for node, parent in enumerate(tree.parents):
         before = _codes(tokens, tree, size)[:, parent + 1]
         q = _pick(tables, tree.depths[node], before)
-        earlier = [kid for kid in tree.kids[parent + 1] if kid < node]
-        last = tree.kids[parent + 1][-1] == node
+        earlier = [kid for kid in tree.children[parent + 1] if kid < node]
+        last = tree.children[parent + 1][-1] == node
         chances = _conditional(q, tokens[:, earlier], kind, last)
         rows, drawn = chances.nonzero(as_tuple=True)
         weight = weight[rows] * chances[rows, drawn]
@@ -223,7 +223,7 @@ def _drafts(
 
 
 def _conditional(q: Categorical, earlier: Tensor, kind: Kind, last: bool) -> Tensor:  # (R, V)
-    """The distribution of the next sibling given the earlier ones (R, J), as `drafters.draws` draws it."""
+    """The distribution of the next sibling given the earlier ones (R, J), as drafters sample it."""
     if kind is Kind.RACE:
         raise ValueError("RACE proposals share the target's noise and cannot be enumerated")
     drawn = q.probs.double()
@@ -234,8 +234,8 @@ def _conditional(q: Categorical, earlier: Tensor, kind: Kind, last: bool) -> Ten
         return drawn
     spare = torch.ones_like(drawn)
     for x in earlier.unbind(1):
-        drawn, spare = without(drawn, x), spare.scatter(-1, x[:, None], 0)
-    lowest = one_hot(spare.argmax(-1), drawn)  # q is exhausted: an impossible token fills up
+        drawn, spare = remove_token(drawn, x), spare.scatter(-1, x[:, None], 0)
+    lowest = one_hot(spare.argmax(-1), drawn)  # no mass left: fill up with an impossible token
     return torch.where((drawn.sum(-1, keepdim=True) > 0), drawn, lowest)
 
 
@@ -256,7 +256,7 @@ def _tables(table: Table, depth: int) -> list[Categorical]:
 
     def at(prefix: tuple[int, ...]) -> Categorical:
         found = table if isinstance(table, Tensor | Categorical) else table(prefix)
-        found = found if isinstance(found, Categorical) else Categorical.of(found)
+        found = found if isinstance(found, Categorical) else Categorical.from_weights(found)
         return Categorical(found.scores.double(), found.hard)
 
     size = at(()).size

@@ -1,4 +1,4 @@
-"""Speculative sampling: the lossless rule with the highest acceptance for one proposal."""
+"""Speculative sampling: the lossless rule with the highest acceptance of one proposal."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mmspec.verifiers.walk import ratio
 class Exact:
     """Accept with min(1, p/q), else draw from norm((p - q)+) (Algorithm 1, Leviathan et al. 2023).
 
-    Lossless; accepts with probability 1 - TV(p, q), the most any lossless rule can. A point mass p
-    gives greedy matching; a point mass q accepts with p(x) and else removes x from p (the delta
-    rule).
+    Lossless; accepts with probability 1 - TV(p, q), the maximum of any lossless rule. A point mass
+    p gives greedy matching; a point mass q accepts with p(x) and otherwise removes x from p (the
+    delta rule).
     """
 
     lossless: ClassVar[bool] = True

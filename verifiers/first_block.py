@@ -10,10 +10,10 @@ from mmspec.verifiers.forecast_gate import NetworkGate
 
 @dataclass(frozen=True)
 class FirstBlockGate(NetworkGate):
-    """Skip all blocks but the first while its residual changes by at most `threshold`, relatively.
+    """Skip all blocks but the first while its residual changes by at most `threshold`.
 
-    The change is mean |r - r'| / mean |r'| over the batch, r' that of the last step in full.
-    Lossy; a negative threshold skips nothing.
+    The relative change is mean |r - r'| / mean |r'| over the batch, with r' from the last full
+    step. Lossy; a negative threshold skips nothing.
     """
 
     threshold: float = 0.05

@@ -1,4 +1,4 @@
-"""Gates forecasts of features by the error of a cheap check: SpeCa, and TaylorSeer without any."""
+"""Gates for forecast features: SpeCa with an error check, TaylorSeer without."""
 
 from __future__ import annotations
 
@@ -12,10 +12,11 @@ from mmspec.targets.continuous.forecast_schedule import Cadence, DecayingThresho
 
 
 class NetworkGate(Verifier):
-    """Works inside a network, on features of a step; no token is drafted there. Always lossy."""
+    """Acts inside a network, on features of a step; it verifies no tokens. Always lossy."""
 
     use: ClassVar[str]  # where it belongs
     lossless: ClassVar[bool] = False
+    decodes: ClassVar[tuple[str, ...]] = ("latents",)
     kinds: ClassVar[tuple[Kind, ...]] = ()
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
@@ -27,15 +28,16 @@ class NetworkGate(Verifier):
 
 @dataclass(frozen=True)
 class ForecastGate(NetworkGate):
-    """Keep a forecast denoising step unless the check of its last block is off by too much.
+    """Accept a forecast denoising step unless the error at its last block is too large.
 
-    SpeCa (Liu et al. 2025). `schedule` says which steps are forecast, which of those are checked
-    and how large an error passes; without checks (`Cadence`) this is TaylorSeer. With `rollback` a
-    rejected step is computed in full at once; without, as in the published code, it stays and the
-    next one is. With `per_sample` every picture is judged on its own, else the batch is as one.
+    SpeCa (Liu et al. 2025). `schedule` determines which steps are forecast, which of those are
+    checked, and the accepted error; without checks (`Cadence`) this is TaylorSeer. With `rollback`
+    a rejected step is computed in full at once; without it, as in the published code, the step
+    stays and the next one is computed in full. With `per_sample` every image is checked on its own,
+    else the batch as a whole.
 
-    Lossy: what passes is never the network's own prediction. Exact only where nothing passes
-    (a negative threshold, every step checked, `rollback`), or nothing is forecast (interval 1).
+    Lossy: an accepted forecast is never the network's prediction. Exact only if nothing passes (a
+    negative threshold, every step checked, `rollback`) or nothing is forecast (interval 1).
     """
 
     schedule: ForecastSchedule = field(default_factory=DecayingThreshold)
@@ -46,5 +48,5 @@ class ForecastGate(NetworkGate):
 
 
 def fixed_cadence(interval: int, warm_up: int) -> ForecastGate:
-    """One step in full, then `interval` - 1 forecasts unchecked; all samples go together."""
+    """One full step, then `interval` - 1 unchecked forecasts, for all samples together."""
     return ForecastGate(Cadence(interval, warm_up), per_sample=False)

@@ -1,4 +1,4 @@
-"""Grouped speculative decoding: compare the mass of groups of tokens, then keep the token."""
+"""Grouped speculative decoding: compare the masses of token groups, then accept the token."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
-from mmspec.verifiers.walk import at_token, ratio
+from mmspec.verifiers.walk import gather_token, ratio
 
 
 class Grouping(Protocol):
-    """Which tokens stand for each other at a position."""
+    """Which tokens are interchangeable at a position."""
 
     def masses(
         self, p: Tensor, q: Tensor, x: Tensor
@@ -22,14 +22,14 @@ class Grouping(Protocol):
 
 
 class TokenDistance(Protocol):
-    """How far tokens are from each other, such as `mmspec.codes.codebook.Codebook`."""
+    """Distances between tokens, such as `mmspec.codes.codebook.Codebook`."""
 
     def squared_distance(self, x: Tensor, y: Tensor) -> Tensor: ...  # (...) x2 broadcast -> (...)
 
 
 @dataclass(frozen=True, eq=False)
 class Embeddings:
-    """Distances between what a model reads for its tokens, infinite but for picture tokens."""
+    """Distances between the model's input embeddings of image tokens; infinite for other tokens."""
 
     embed: Callable[[Tensor], Tensor]  # (1, n) -> (1, n, D)
     codes: Tensor  # (V,) of each token, -1 = none
@@ -46,9 +46,9 @@ class Embeddings:
 class Grouped:
     """Accept with min(1, P / Q), P and Q the group's mass under p and q (GSD, So et al. 2025).
 
-    The token kept is x itself; corrections come from norm((p - q)+). Lossy. Groups that do not
-    overlap accept at least as often as `Exact`; windows may overlap, and accept single tokens
-    less. Groups of one token are `Exact`.
+    The accepted token is x itself; corrections come from norm((p - q)+). Lossy. Disjoint groups
+    accept at least as often as `Exact`; windows may overlap, and may accept a token less often.
+    Groups of one token are `Exact`.
     """
 
     grouping: Grouping
@@ -63,14 +63,14 @@ class Grouped:
 
 @dataclass(frozen=True)
 class RankWindow:
-    """About `size` tokens that p ranks next to x, half of them below it.
+    """About `size` tokens next to x in the ranking of p, half of them below it.
 
-    Of those, tokens whose probability differs by `gap` or more are left out, and with a `codebook`
-    (or `Embeddings`) those that are `distance` or more away, as a squared distance. The paper tries
-    sizes 3, 10, 25 and 50; its code runs 14 with gap=0.15 and distance=0.5 between rows of the
-    input embedding. A token that the target rules out stays alone, where the released code gives it
-    whichever group the order of ties makes; and of a window with tokens that are no codes these are
-    left out, where the code then compares no distances at all.
+    Tokens whose probability differs by `gap` or more are excluded, and with a `codebook` (or
+    `Embeddings`) those at a squared distance of `distance` or more. The paper tries sizes 3, 10, 25
+    and 50; its code runs 14 with gap=0.15 and distance=0.5 between rows of the input embedding. A
+    token with p(x) = 0 forms a group of one; the released code gives it the group that results from
+    the order of ties. Tokens that are no codes are excluded from a window; the released code then
+    compares no distances at all.
     """
 
     size: int
@@ -92,9 +92,9 @@ class RankWindow:
         place = rank + torch.arange(-below, max(self.size - below, 1), device=p.device)
         inside = (place >= 0) & (place < p.shape[-1])
         near = order.gather(-1, place.clamp(0, p.shape[-1] - 1))
-        own, theirs = at_token(p, x)[..., None], p.gather(-1, near)
-        kept = inside & (own > 0) & ((theirs - own).abs() < self.gap)
+        own, others = gather_token(p, x)[..., None], p.gather(-1, near)
+        member = inside & (own > 0) & ((others - own).abs() < self.gap)
         if self.codebook is not None:
-            kept &= self.codebook.squared_distance(x[..., None], near) < self.distance
-        kept |= inside & (near == x[..., None])
-        return (theirs * kept).sum(-1), (q.gather(-1, near) * kept).sum(-1)
+            member &= self.codebook.squared_distance(x[..., None], near) < self.distance
+        member |= inside & (near == x[..., None])
+        return (others * member).sum(-1), (q.gather(-1, near) * member).sum(-1)

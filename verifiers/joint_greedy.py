@@ -1,4 +1,4 @@
-"""Greedy decoding by a CTC head and a decoder together, over a draft at once."""
+"""Joint greedy decoding with a CTC head and a decoder, over a whole draft."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import ClassVar
 
 import torch
 
-from mmspec.codes.joint import JointScorer
+from mmspec.codes.ctc import JointScorer
 from mmspec.distributions.noise import Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.verifiers.walk import check
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.verifiers.walk import check_draft
 
 
 @dataclass(frozen=True)
 class JointGreedy(Verifier):
-    """Keep what a `JointScorer` would have written itself (SMUD, Okabe & Yamamoto 2025).
+    """Accept the tokens that a `JointScorer` would generate (SMUD, Okabe & Yamamoto 2025).
 
-    The drafter hands the scorer over in `Draft.extras`, at the text committed so far; a draft
-    without one is matched against the decoder alone. What comes out is joint greedy decoding,
-    whatever was drafted: lossy against the decoder's own, exact where the scorer's weight is 0.
+    The drafter passes the scorer in `Draft.extras`, with the committed text pushed; a draft without
+    one is matched against the decoder alone. The output is joint greedy decoding for any draft:
+    lossy with respect to the decoder, exact if the scorer's weight is 0.
 
-    Raises ValueError for sampling, which the joint score has no distribution for.
+    Raises ValueError for sampling, because the joint score defines no distribution.
     """
 
     lossless: ClassVar[bool] = False
-    trees: ClassVar[bool] = False
+    uses_trees: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, trees=False)
-        distribution, joint = categorical(scores.distribution), draft.extras
+        check_draft(self, draft, trees=False)
+        distribution, joint = as_categorical(scores.distribution), draft.extras
         if not distribution.hard:
             raise ValueError(
                 "a joint score of CTC head and decoder is decoded greedily; drop temperature and "

@@ -1,4 +1,4 @@
-"""k-SEQ: all siblings face one ratio, so they can be tested at once."""
+"""k-SEQ: all siblings are tested at once with one ratio."""
 
 from __future__ import annotations
 
@@ -8,27 +8,27 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import normalised
+from mmspec.distributions.categorical import normalise
 from mmspec.distributions.noise import Noise
-from mmspec.draft import Draft, Kind, categorical
+from mmspec.draft import Draft, Kind, as_categorical
 from mmspec.verifiers.sample_and_match import match
 from mmspec.verifiers.walk import SiblingDescent, Siblings, Step
 
 
 @dataclass(frozen=True)
 class KSeq(SiblingDescent):
-    """Accept the first of k draws that passes min(1, p / (rho q)) (SpecTr, Sun et al. 2023).
+    """Accept the first of k samples that passes min(1, p / (rho q)) (SpecTr, Sun et al. 2023).
 
-    rho solves 1 - (1 - beta)^k = rho beta, beta = sum min(q, p / rho). Lossless; accepts at least
-    1 - (1 - 1/k)^k of the best possible. One child is `Exact`. A greedy drafter's children are no
-    independent draws: they are matched against a sample of p.
+    rho solves 1 - (1 - beta)^k = rho beta, beta = sum min(q, p / rho). Lossless; accepts at least 1
+    - (1 - 1/k)^k of the optimum. One child is `Exact`. The children of a greedy drafter are not
+    independent samples; they are matched against a sample of p.
     """
 
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def step(self, draft: Draft) -> Step:
-        chosen = draft.distribution is None or categorical(draft.distribution).hard
-        return match if chosen else _step
+        is_greedy = draft.distribution is None or as_categorical(draft.distribution).hard
+        return match if is_greedy else _step
 
 
 def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
@@ -42,15 +42,15 @@ def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
     taken = torch.minimum(q, p / rho)
     beta = taken.sum(-1, keepdim=True)
     factor = torch.where(beta > 0, (1 - (1 - beta).pow(k)) / beta.clamp_min(tiny), k)
-    return slot, normalised((p - taken * factor).clamp_min(0), p)
+    return slot, normalise((p - taken * factor).clamp_min(0), p)
 
 
 def acceptance_ratio(p: Tensor, q: Tensor, k: Tensor) -> Tensor:  # (B, V) x2, (B, 1) -> (B, 1)
-    """rho* in [1, k] by bisection, from the side where the residual stays non-negative."""
+    """rho in [1, k] by bisection, from the side where the residual stays non-negative."""
     low, high = torch.ones_like(k), k.clamp_min(1)
     for _ in range(56 if p.dtype == torch.float64 else 28):
         middle = (low + high) / 2
         beta = torch.minimum(q, p / middle).sum(-1, keepdim=True)
-        above = 1 - (1 - beta).pow(k) <= middle * beta  # the root lies below, or here
+        above = 1 - (1 - beta).pow(k) <= middle * beta  # the root is at or below middle
         low, high = torch.where(above, low, middle), torch.where(above, middle, high)
     return high

@@ -1,4 +1,4 @@
-"""Speculative sampling that tolerates a drafter surer than the target."""
+"""Speculative sampling with lenience."""
 
 from __future__ import annotations
 

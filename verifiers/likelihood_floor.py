@@ -1,4 +1,4 @@
-"""A token passes if the target finds it likely enough."""
+"""Accept tokens of sufficient target likelihood."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mmspec.distributions.categorical import Categorical
 class LikelihoodFloor:
     """Accept x where p(x) >= `floor` (CTC-SSD, Saon et al. 2026).
 
-    p is the model's own distribution also under greedy decoding: the softmax of the scores behind
-    the point mass. Corrections come from p, so that decoding resumes behind the tokens accepted; a
-    token z comes out with q(z) [p(z) >= floor] + (1 - q(those likely enough)) p(z). Lossy; greedy
-    decoding with a floor above 0.5 is exact, because what has more than half of the mass is the
-    mode. 0 emits the draft, anything above 1 refuses it. Ids that are `unchecked` pass: the
-    published code does not look at the end of a draft.
+    p is the target's distribution also under greedy decoding: the softmax of the scores of the
+    point mass. Corrections come from p, so decoding resumes after the accepted tokens; a token z
+    has probability q(z) [p(z) >= floor] + (1 - q(tokens above the floor)) p(z). Lossy; greedy
+    decoding with a floor above 0.5 is exact, because a token with more than half of the mass is the
+    mode. 0 emits the draft, values above 1 reject it. The ids in `unchecked` always pass: the
+    published code does not check the end of a draft.
 
     Raises ValueError for a floor below 0.
     """

@@ -1,4 +1,4 @@
-"""A walk for rules that judge every node by itself: the longest path that passes."""
+"""A walk for rules that test every node independently: the longest path that passes."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from typing import ClassVar
 import torch
 
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, categorical
-from mmspec.verifiers.walk import check, longest, nothing
+from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, as_categorical
+from mmspec.verifiers.walk import check_draft, find_longest_path, verify_empty
 
 
 @dataclass(frozen=True)
 class Longest(Verifier):
-    """Test all nodes at once and keep the longest accepted path (Medusa, Cai et al. 2024).
+    """Test all nodes at once and accept the longest path that passes (Medusa, Cai et al. 2024).
 
-    Ties go to the higher log p. For rules that look at p and x alone (`Typical`); they get q = p.
-    The next token is drawn from the rule's residual where the path ends, also below a leaf. Lossy,
-    because looking for the longest path favours what the drafter likes; with a point mass p it is
-    greedy matching.
+    Ties go to the higher log p. For rules that use p and x alone (`Typical`); they are called with
+    q = p. The next token is sampled from the rule's residual at the end of the path, also below a
+    leaf. Lossy, because the longest path favours tokens that the drafter prefers; with a point mass
+    p it is greedy matching.
     """
 
     rule: Rule
@@ -27,15 +27,15 @@ class Longest(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET, Kind.WOR, Kind.IID, Kind.HUB, Kind.RACE)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, distribution=False)
+        check_draft(self, draft, distribution=False)
         if not draft.nodes:
-            return nothing(scores, noise)
-        distribution = categorical(scores.distribution)
+            return verify_empty(scores, noise)
+        distribution = as_categorical(scores.distribution)
         batch = torch.arange(draft.batch, device=draft.tokens.device)
         p = distribution[batch[:, None], draft.parents + 1]
         passed = noise.flip(self.rule.accept(p, p, draft.tokens), Lane.ACCEPT)
         tie = p.prob(draft.tokens).clamp_min(torch.finfo(p.probs.dtype).tiny).log()
-        path, length, row = longest(draft, passed, tie)
+        path, length, row = find_longest_path(draft, passed, tie)
         end = distribution[batch, row]
         left = self.rule.residual(end, end, end.probs.argmax(-1))
         return Verdict(path, length, noise.pick(left.probs, Lane.RESIDUAL))

@@ -1,4 +1,4 @@
-"""Multi-draw tolerance: the target is sampled a few times, and children may match any draw."""
+"""Multi-draw tolerance: sample the target several times, accept children that match any sample."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.verifiers.walk import STRIDE, check, depth_of, longest, nothing
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.verifiers.walk import STRIDE, check_draft, draft_depth, find_longest_path, verify_empty
 
 
 @dataclass(frozen=True)
 class MultiDraw(Verifier):
-    """Draw `draws` tokens of p at a node, follow all children among them (VADUSA, Li et al. 2024).
+    """Sample `draws` tokens at a node and follow all children among them (VADUSA, Li et al. 2024).
 
-    The deepest path wins, ties go to the higher log p; where no child was drawn, the first draw is
-    the next token. A single child c comes out with 1 - (1 - p(c))^n and any other token z with
-    p(z) (1 - p(c))^(n - 1), which is (1 - p(c)) - (1 - p(c))^n away from p. `draws=1` is
-    `SampleAndMatch`, exact for every draft; more are lossy but for a point mass p, which every draw
-    repeats. Of duplicate siblings the first is followed. Reconstructed: how ties are broken, and
-    the token that follows a miss.
+    The deepest path is accepted, ties go to the higher log p; where no child matches, the first
+    sample is the next token. A single child c has probability 1 - (1 - p(c))^n and any other token
+    z has p(z) (1 - p(c))^(n - 1), a distance of (1 - p(c)) - (1 - p(c))^n from p. `draws=1` is
+    `SampleAndMatch`, exact for every draft; more are lossy except for a point mass p. Of duplicate
+    siblings the first is followed. Reconstructed: the order of ties, and the token that follows a
+    miss.
 
     Raises ValueError for fewer than one draw.
     """
@@ -40,22 +40,22 @@ class MultiDraw(Verifier):
         return self.draws == 1
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, distribution=False)
+        check_draft(self, draft, distribution=False)
         if not draft.nodes:
-            return nothing(scores, noise)
-        distribution = categorical(scores.distribution).evaluated()
+            return verify_empty(scores, noise)
+        distribution = as_categorical(scores.distribution).evaluate()
         batch = torch.arange(draft.batch, device=draft.tokens.device)
         passed, first = self._walk(draft, distribution, noise)
         above = draft.parents + 1
         likely = distribution[batch[:, None], above].prob(draft.tokens)
         tie = likely.clamp_min(torch.finfo(likely.dtype).tiny).log()
-        path, length, row = longest(draft, passed, tie)
+        path, length, row = find_longest_path(draft, passed, tie)
         return Verdict(path, length, first[batch, row])
 
     def _walk(self, draft: Draft, distribution: Categorical, noise: Noise) -> tuple[Tensor, Tensor]:
-        """The nodes (B, N) reached through drawn tokens, and the first draw after each row."""
+        """The nodes (B, N) reached through sampled tokens, and the first sample after each row."""
         batch = torch.arange(draft.batch, device=draft.tokens.device)
-        depths, deep = draft.depths(), depth_of(draft)
+        depths, deep = draft.depths(), draft_depth(draft)
         passed = torch.zeros_like(draft.tokens)
         first = torch.zeros_like(draft.children()[:, :, 0])
         reached = torch.zeros_like(first[:, :1])
@@ -67,7 +67,7 @@ class MultiDraw(Verifier):
                 weights = distribution[batch, at].probs
                 drawn = torch.stack([noise.pick(weights, lane + j) for j in range(count)], 1)
                 first[batch, at] = torch.where(live, drawn[:, 0], first[batch, at])
-                node, found = _matching(draft, at, drawn)
+                node, found = _match_children(draft, at, drawn)
                 passed = passed.scatter_add(1, node, (found & live[:, None]).to(passed))
             here = (passed > 0) & (depths == depth)
             widest = self.draws ** (depth + 1)  # as many nodes may be reached at a depth
@@ -76,8 +76,8 @@ class MultiDraw(Verifier):
         return passed > 0, first
 
 
-def _matching(draft: Draft, at: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
-    """The children (B, C) of row `at` (B,), and which of them, duplicates aside, are in `drawn`."""
+def _match_children(draft: Draft, at: Tensor, drawn: Tensor) -> tuple[Tensor, Tensor]:
+    """The children (B, C) of row `at` (B,), and which are in `drawn`, without duplicates."""
     child = draft.children()[torch.arange(draft.batch, device=at.device), at]
     node = child.clamp_min(0)
     real = (child >= 0) & draft.mask.gather(1, node)

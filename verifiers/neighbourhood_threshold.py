@@ -1,4 +1,4 @@
-"""MuLo-SD's acceptance: keep a code where the target likes its surroundings well enough."""
+"""MuLo-SD: accept a code whose neighbourhood has enough target mass."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mmspec.distributions.categorical import Categorical
 class NeighbourhoodThreshold:
     """Accept when x and its k nearest codes hold at least `tau` of p (Peruzzo et al. 2026).
 
-    A decision without chance, blind to q. What fails is drawn anew from p, as the paper does by
-    letting the target resample. Lossy: tau=0 emits the draft unverified, tau > 1 is the target
-    itself. The paper's tau and k are not public. Tokens that are no codes stand for themselves.
+    A deterministic decision that does not use q. Rejected tokens are sampled again from p, as in
+    the paper. Lossy: tau=0 emits the draft, tau > 1 samples the target. The paper's tau and k are
+    not public. Tokens that are no codes have no neighbours.
     """
 
     table: Neighbours
@@ -32,7 +32,7 @@ class NeighbourhoodThreshold:
 
     def accept(self, p: Categorical, q: Categorical, x: Tensor) -> Tensor:  # (...) -> (...)
         self.table.check(p.size)
-        tokens, real = self.table.of(x, self.k)
+        tokens, real = self.table.lookup(x, self.k)
         around = (p.probs.gather(-1, tokens) * real).sum(-1)
         return (p.prob(x) + around >= self.tau).to(p.probs)
 

@@ -1,4 +1,4 @@
-"""Phrases are accepted as a whole, everything else token by token."""
+"""Joint verification of phrases; all other tokens are tested one by one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from torch import Tensor
 from mmspec.codes.grid import Grid
 from mmspec.codes.phrases import Trie
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
 from mmspec.verifiers.exact import Exact
-from mmspec.verifiers.walk import check, nothing, proposals
+from mmspec.verifiers.walk import check_draft, proposals, verify_empty
 
 
 @dataclass(frozen=True)
@@ -21,46 +21,48 @@ class PhraseJoint(Verifier):
     """Accept the longest known phrase with min(1, prod p/q), else its tokens one by one.
 
     SJD-PV, Yu et al. 2026; reconstructed: the longest match within a row of the grid, if there is
-    one, and token-wise tests of a refused phrase up to its end, with `Exact`. Tokens whose
-    distribution is a point mass were never scored and take part in no phrase. Lossy: a refused
-    phrase gets a second chance under the same q. An empty trie is `Recursive` on a chain, draw for
-    draw, and so exact.
+    one, and token-wise tests of a rejected phrase up to its end, with `Exact`. Tokens whose
+    distribution is a point mass were never scored and take part in no phrase. Lossy: a rejected
+    phrase gets a second test under the same q. An empty trie is `Recursive` on a chain, sample for
+    sample, and so exact.
     """
 
     trie: Trie
     grid: Grid | None = field(default=None, repr=False, compare=False)
-    begun: tuple[int, ...] = field(default=(), repr=False, compare=False)  # new tokens per row
-    trees: ClassVar[bool] = False
+    offsets: tuple[int, ...] = field(default=(), repr=False, compare=False)  # new tokens per row
+    uses_trees: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     @property
     def lossless(self) -> bool:
         return not self.trie.longest
 
-    def within(self, context: Any) -> Verifier:
-        begun = tuple(context.generated(row) for row in range(context.batch))
-        return replace(self, grid=context.shared.get("grid"), begun=begun)
+    def bind_context(self, context: Any) -> Verifier:
+        offsets = tuple(context.num_generated(row) for row in range(context.batch))
+        return replace(self, grid=context.shared.get("grid"), offsets=offsets)
 
-    def room(self, tokens: Tensor) -> Tensor | None:  # (B, N) -> (B, N)
-        """How many cells of its row are left at each place; without a grid there is no end."""
+    def remaining_cells(self, tokens: Tensor) -> Tensor | None:  # (B, N) -> (B, N)
+        """The number of cells left in the row of each position; None without a grid."""
         if self.grid is None:
             return None
-        first = torch.tensor(self.begun, device=tokens.device)[:, None] - len(self.grid.header)
+        first = torch.tensor(self.offsets, device=tokens.device)[:, None] - len(self.grid.header)
         offset = first + torch.arange(tokens.shape[1], device=tokens.device)
         return self.grid.width - offset % self.grid.period
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, trees=False)
+        check_draft(self, draft, trees=False)
         if not draft.nodes:
-            return nothing(scores, noise)
-        p = categorical(scores.distribution).evaluated()
+            return verify_empty(scores, noise)
+        p = as_categorical(scores.distribution).evaluate()
         q = proposals(draft, p.probs)
-        drawn = q.prob(draft.tokens)
-        phrase = self.trie.matches(draft.tokens, draft.mask & (drawn < 1), self.room(draft.tokens))
-        ratio = p[:, :-1].prob(draft.tokens).log() - drawn.log()
+        q_prob = q.prob(draft.tokens)
+        phrase = self.trie.matches(
+            draft.tokens, draft.mask & (q_prob < 1), self.remaining_cells(draft.tokens)
+        )
+        ratio = p[:, :-1].prob(draft.tokens).log() - q_prob.log()
         whole = noise.flip(joint(ratio, phrase, self.trie.longest), Lane.WALK) & (phrase > 0)
         single = noise.flip(Exact().accept(p[:, :-1], q, draft.tokens), Lane.ACCEPT) & draft.mask
-        length = walked(whole, single, phrase)
+        length = count_accepted(whole, single, phrase)
         rows = torch.arange(draft.batch, device=phrase.device)
         stop = length.clamp_max(draft.nodes - 1)
         failed = (length < draft.nodes) & draft.mask[rows, stop]
@@ -73,7 +75,7 @@ class PhraseJoint(Verifier):
 
 
 def joint(log_ratio: Tensor, phrase: Tensor, longest: int) -> Tensor:  # (B, N) x2 -> (B, N)
-    """min(1, prod p/q) over the phrase that begins at each place; 1 where none does."""
+    """min(1, prod p/q) over the phrase that begins at each position; 1 where none does."""
     total = torch.zeros_like(log_ratio)
     width = log_ratio.shape[1]
     for step in range(min(longest, width)):
@@ -82,10 +84,10 @@ def joint(log_ratio: Tensor, phrase: Tensor, longest: int) -> Tensor:  # (B, N) 
     return total.clamp_max(0).exp()
 
 
-def walked(whole: Tensor, single: Tensor, phrase: Tensor) -> Tensor:  # (B, N) x3 -> (B,)
-    """How many tokens are accepted, phrases being tried wherever none has just been refused."""
-    at = torch.zeros_like(phrase[:, 0])  # the next place to be tested
-    refused = torch.zeros_like(at)  # token by token before this place
+def count_accepted(whole: Tensor, single: Tensor, phrase: Tensor) -> Tensor:  # (B, N) x3 -> (B,)
+    """The number of accepted tokens; phrases are tested wherever none was just rejected."""
+    at = torch.zeros_like(phrase[:, 0])  # the next position to be tested
+    refused = torch.zeros_like(at)  # token-wise tests before this position
     for place in range(phrase.shape[1]):
         here, size = at == place, phrase[:, place]
         tried = here & (size > 0) & (refused <= place)

@@ -1,4 +1,4 @@
-"""A top-down walk: at each node, offer its children to a rule one after the other."""
+"""A top-down walk: at each node, test its children with a rule, one after the other."""
 
 from __future__ import annotations
 
@@ -9,22 +9,22 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
-from mmspec.distributions.noise import Coins, Lane, Noise
-from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, categorical
+from mmspec.distributions.noise import Flips, Lane, Noise
+from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, as_categorical
 from mmspec.verifiers.distances import excess
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import (
     Siblings,
-    at_depth,
-    check,
-    depth_of,
+    check_draft,
+    child_lanes,
     descend,
-    lanes,
-    nobody,
-    nothing,
+    draft_depth,
+    is_all_false,
     proposal,
     proposals,
-    without,
+    remove_token,
+    rule_at_depth,
+    verify_empty,
 )
 
 
@@ -32,13 +32,13 @@ from mmspec.verifiers.walk import (
 class Recursive(Verifier):
     """Recursive rejection sampling with any rule, as lossless as the rule.
 
-    A chain is speculative sampling (Leviathan et al. 2023). IID siblings: q stays (SpecInfer, Miao
-    et al. 2024; a duplicate is a draw of its own). WOR siblings: q loses the siblings before (RSD,
-    Jeon et al. 2024; Sequoia, Chen et al. 2024; EAGLE-1). DET siblings: q is a point mass on each
-    (EAGLE-2 and 3). After a rejection p becomes the rule's residual; below the last node the next
-    token comes from p. Where q is exhausted the sibling counts as chosen, which is exact for
-    Sequoia's uniform fallback too. A relaxed rule's verdict says how much it over-accepted
-    (`mmspec.distance.excess`), summed over the tokens that were tested.
+    A chain is speculative sampling (Leviathan et al. 2023). IID siblings: q is unchanged
+    (SpecInfer, Miao et al. 2024; duplicates are separate samples). WOR siblings: earlier siblings
+    are removed from q (RSD, Jeon et al. 2024; Sequoia, Chen et al. 2024; EAGLE-1). DET siblings: q
+    is a point mass on each (EAGLE-2 and 3). After a rejection p becomes the rule's residual; below
+    the last node the next token comes from p. A sibling beyond the support of q counts as
+    deterministic, which is also exact for Sequoia's uniform fallback. The verdict of a relaxed rule
+    has its over-accepted mass (`mmspec.verifiers.distances.excess`), summed over the tested tokens.
     """
 
     rule: Rule | RuleSchedule = field(default_factory=Exact)
@@ -49,17 +49,17 @@ class Recursive(Verifier):
         return self.rule.lossless
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft)
+        check_draft(self, draft)
         if not draft.nodes:
-            return nothing(scores, noise)
+            return verify_empty(scores, noise)
         if draft.is_chain:
             return self._chain(draft, scores, noise)
 
-        longest, over = depth_of(draft), list[Tensor]()
-        hits = noise.coins(lanes(draft))
+        longest, over = draft_depth(draft), list[Tensor]()
+        hits = noise.prepare_flips(child_lanes(draft))
 
         def step(family: Siblings, _noise: Noise, _lane: int) -> tuple[Tensor, Tensor]:
-            rule = at_depth(self.rule, family.depth, longest)
+            rule = rule_at_depth(self.rule, family.depth, longest)
             slot, left, found = _siblings(rule, family, draft.kind, hits)
             over.append(found)
             return slot, left
@@ -70,20 +70,20 @@ class Recursive(Verifier):
         return replace(verdict, excess=torch.stack(over).sum(0))
 
     def _chain(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        p = categorical(scores.distribution).evaluated()
+        p = as_categorical(scores.distribution).evaluate()
         q = proposals(draft, p.probs)
         x, batch = draft.tokens, torch.arange(draft.batch, device=draft.tokens.device)
         index = torch.arange(draft.nodes, device=x.device)
-        chance = at_depth(self.rule, index, draft.nodes).accept(p[:, :-1], q, x)
+        chance = rule_at_depth(self.rule, index, draft.nodes).accept(p[:, :-1], q, x)
         hits = noise.flip(chance, Lane.ACCEPT) & draft.mask
-        kept = hits.cumprod(-1)
-        length = kept.sum(-1)
-        stop = length.clamp_max(draft.nodes - 1)  # the node that failed, if one did
+        accepted = hits.cumprod(-1)
+        length = accepted.sum(-1)
+        stop = length.clamp_max(draft.nodes - 1)  # the node that failed, if any
         failed = (length < draft.nodes) & draft.mask[batch, stop]
         end = p[batch, length]
-        last = at_depth(self.rule, stop, draft.nodes)
+        last = rule_at_depth(self.rule, stop, draft.nodes)
         left = last.residual(end, q[batch, stop], x[batch, stop]).probs
-        path = kept * (index + 1) - 1
+        path = accepted * (index + 1) - 1
         weights = torch.where(failed[:, None], left, end.probs)
         verdict = Verdict(path, length, noise.pick(weights, Lane.RESIDUAL))
         if self.lossless:
@@ -94,15 +94,15 @@ class Recursive(Verifier):
 
 
 def _siblings(
-    rule: Rule, family: Siblings, kind: Kind, hits: Coins
+    rule: Rule, family: Siblings, kind: Kind, hits: Flips
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The slot accepted, the distribution of the next token if none was, and the over-accepted mass (B,)."""
+    """The accepted slot (-1 = none), the next distribution, and the over-accepted mass (B,)."""
     p, q = family.p, family.q
     slot = torch.full_like(family.last, -1)
     over = torch.zeros_like(p.probs[:, 0])
     for j, x in enumerate(family.tokens.unbind(1)):
         left = family.real[:, j:] & (slot < 0)[:, None]
-        if nobody(left):
+        if is_all_false(left):
             break
         tested = left[:, 0]
         drawn = proposal(q, x, kind)
@@ -112,9 +112,9 @@ def _siblings(
         hit = hits((family.depth, j), chance)
         slot = torch.where(hit, j, slot)
         missed = tested & ~hit
-        if nobody(missed):
+        if is_all_false(missed):
             continue
         p = Categorical.where(missed, rule.residual(p, drawn, x), p)
         if kind is Kind.WOR:
-            q = Categorical.where(missed, Categorical.having(without(q.probs, x)), q)
+            q = Categorical.where(missed, Categorical.from_probs(remove_token(q.probs, x)), q)
     return slot, p.probs, over

@@ -1,4 +1,4 @@
-"""Reflection coupling: a drafted state that the target would not make is mirrored, not redrawn."""
+"""Reflection coupling: a rejected state is mirrored instead of sampled again."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from torch import Tensor
 
 from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.verifiers.gaussian_ratio import density_ratio, redrawn
+from mmspec.verifiers.gaussian_ratio import density_ratio, draw_residual
 from mmspec.verifiers.gaussian_steps import (
-    Steps,
-    chain,
+    GaussianSteps,
+    accept_chain,
+    compact_std,
     dot,
-    fit,
-    one_deviation,
-    own,
-    pairs,
-    plain,
-    spread,
+    expand_event,
+    has_equal_std,
+    pair_distributions,
+    sample_target,
+    verify_empty,
 )
 
-_MOST_TRIES = 100_000  # of a draw from a residual: 1 / TV(p, q) are expected
+_MAX_TRIALS = 100_000  # per sample of a residual; 1 / TV(p, q) are expected
 
 
 @dataclass(frozen=True)
@@ -34,59 +34,63 @@ class Reflection(Verifier):
 
         min(1, p(x) / q(x)) = min(1, exp(-(<z, D> + r^2 / 2))),
 
-    and the first one refused becomes mu_p + s (z - 2 <z, e> e). Its distribution is the target's,
-    and no coupling accepts more often than this, 2 Phi(-r / 2) = 1 - TV. Neither a new draw nor a
-    new call is spent. After full acceptance comes the target's own state, as in plain decoding.
+    and the first rejected state becomes mu_p + s (z - 2 <z, e> e). Its distribution is the
+    target's, and no coupling accepts more often: 2 Phi(-r / 2) = 1 - TV. It takes no further sample
+    and no further call. After full acceptance comes the target's state, as in plain decoding.
 
-    Why rounds may share noise: what is decided about a state depends on its own noise alone, so
-    that of the states behind the first refused one is still unused and may drive the next draft.
-    It stays exact as long as nothing that was seen *in* those refused states is used again.
+    Rounds may share noise: the decision on a state depends on its own noise alone, so the noise of
+    states after the first rejected one is unused and may be used for the next draft. This is exact
+    as long as no prediction from those rejected states is used again.
 
-    A step whose two distributions differ in their standard deviations, as a network's that predicts
-    its own, cannot be reflected. It is accepted by the same rule, with full densities, and refused
-    it is drawn anew from norm((p - q)+) (`GaussianRatio`), which is maximal too. Which of the two
-    serves a state is known before its noise is looked at, so chains may have steps of both kinds.
+    A step whose two standard deviations differ, such as those predicted by a network, cannot be
+    reflected. It is accepted with full densities and, when rejected, sampled again from norm((p -
+    q)+) (`GaussianRatio`), which is also maximal. The choice between the two does not depend on the
+    noise of the state, so chains may have steps of both kinds.
 
-    Raises ValueError for trees, for states without their `Driving`, and for steps without noise.
+    Raises ValueError for trees, for states without their `DrivingNoise`, and for steps without
+    noise.
     """
 
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = False
+    uses_trees: ClassVar[bool] = False
+    decodes: ClassVar[tuple[str, ...]] = ("latents", "patches")
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.IID)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         if not draft.nodes:
-            return plain(draft, scores, noise)
-        p, q, driving = pairs(self, draft, scores)
-        alike = one_deviation(p, q)
-        step = Steps(p, q, spread(p), driving)
+            return verify_empty(draft, scores, noise)
+        p, q, driving = pair_distributions(self, draft, scores)
+        is_equal = has_equal_std(p, q)
+        step = GaussianSteps(p, q, compact_std(p), driving)
         accepted = acceptance(step)
-        if not bool((alike | ~draft.mask).all()):
+        if not bool((is_equal | ~draft.mask).all()):
             ratio = density_ratio(p, q, driving, draft.mask)
-            accepted = torch.where(alike, accepted, ratio)
+            accepted = torch.where(is_equal, accepted, ratio)
         hits = noise.flip(accepted, Lane.ACCEPT) & draft.mask
         length = hits.cumprod(-1).sum(-1)
         node = length.clamp_max(draft.nodes - 1)
         moved = mirror(step.at(node))
         rows = torch.arange(draft.batch, device=length.device)
         is_whole = length == draft.mask.sum(-1)
-        other = (~alike[rows, node] & ~is_whole).nonzero().squeeze(1)
-        drawn = redrawn(p, q, node, other, noise, _MOST_TRIES)
+        other = (~is_equal[rows, node] & ~is_whole).nonzero().squeeze(1)
+        drawn = draw_residual(p, q, node, other, noise, _MAX_TRIALS)
         moved = moved.index_copy(0, other, drawn.to(moved))
-        full = fit(is_whole, moved) > 0
-        return chain(draft, length, torch.where(full, own(scores, length, noise), moved))
+        full = expand_event(is_whole, moved) > 0
+        return accept_chain(
+            draft, length, torch.where(full, sample_target(scores, length, noise), moved)
+        )
 
 
-def acceptance(step: Steps) -> Tensor:  # (B, N) float64
+def acceptance(step: GaussianSteps) -> Tensor:  # (B, N) float64
     """min(1, p / q) of every state; 1 where the distributions are equal."""
-    away, events = step.away, step.p.events
-    exponent = dot(step.noise, away, events) + dot(away, away, events) / 2
+    mean_shift, events = step.mean_shift, step.p.events
+    exponent = dot(step.noise, mean_shift, events) + dot(mean_shift, mean_shift, events) / 2
     return (-exponent).clamp_max(0).exp()
 
 
-def mirror(step: Steps) -> Tensor:  # batch shape (B,) -> (B, *E)
-    """The noise, reflected in the plane between the two means, put back at the target's mean."""
-    away, events = step.away, step.p.events
-    square = dot(away, away, events).clamp_min(torch.finfo(torch.float64).tiny)
-    share = dot(step.noise, away, events) / square
-    return step.p.mean + step.std * (step.noise - fit(2 * share, away) * away)
+def mirror(step: GaussianSteps) -> Tensor:  # batch shape (B,) -> (B, *E)
+    """Reflect the noise in the plane between the two means and add it to the target's mean."""
+    mean_shift, events = step.mean_shift, step.p.events
+    square = dot(mean_shift, mean_shift, events).clamp_min(torch.finfo(torch.float64).tiny)
+    share = dot(step.noise, mean_shift, events) / square
+    return step.p.mean + step.std * (step.noise - expand_event(2 * share, mean_shift) * mean_shift)

@@ -1,4 +1,4 @@
-"""The acceptance of continuous speculative decoding as its code was released: lossy."""
+"""The acceptance of continuous speculative decoding in its released code: lossy."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.gaussian import Driving, Gaussian
+from mmspec.distributions.gaussian import DrivingNoise, Gaussian
 from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.verifiers.gaussian_steps import fit
-from mmspec.verifiers.path_ratio import own, path_distribution
-from mmspec.verifiers.walk import check
+from mmspec.verifiers.gaussian_steps import expand_event
+from mmspec.verifiers.path_ratio import as_path_distribution, sample_paths
+from mmspec.verifiers.walk import check_draft
 
 FACTORS = ("code", "path", "none")
 
@@ -22,27 +22,27 @@ FACTORS = ("code", "path", "none")
 class ReleasedRatio(Verifier):
     """CSpD (Wang et al. 2024, arXiv 2411.11925), the rule of its public code.
 
-    Target and draft walk *their own* paths under the same noise; with the Gaussians of the last
+    Target and draft follow *their own* paths under the same noise; with the Gaussians of the last
     step of each, mu and sigma per channel, a drafted token x is accepted with
 
         A = F prod(sigma_q / sigma_p) exp(-(|(x - mu_p) / sigma_p|^2 - |(x - mu_q) / sigma_q|^2)
             / (2 tau^2)),                          F = exp(sum of log sigma_p - log sigma_q)
 
-    over the steps before. Otherwise y ~ N(mu_p, sigma_p^2) is kept with (1 - q(y) / (F p(y)))+.
+    over the earlier steps. Otherwise y ~ N(mu_p, sigma_p^2) passes with (1 - q(y) / (F p(y)))+. The
+    output distribution differs from the target's for these reasons:
 
-    What makes it another distribution than the target's, one by one:
-    - the last step adds no noise, so x is mu_q itself and no draw from the Gaussian compared;
-    - the two paths differ, so neither Gaussian is the distribution of x given the path it came by;
-    - `tau` = 42 tempers the distance in the test, but not the normaliser, nor the residual;
-    - F is upside down: aligned steps have densities in 1 / sigma, so paths would carry its inverse
-      (`factor="path"`; "none" leaves it out);
-    - cells are judged one by one and redrawn in place, though drafted cells behind them have read
-      what was redrawn; nothing is dropped;
-    - the target reads none of the draft: this is its distribution with fewer, wider steps;
-    - after `tries` the zero vector is kept; `fallback=True` keeps the target's own token instead.
+    - the last step adds no noise, so x is mu_q and not a sample of the Gaussian compared;
+    - the two paths differ, so neither Gaussian is the distribution of x given its path;
+    - `tau` = 42 tempers the distance in the test, but not the normaliser or the residual;
+    - F is inverted: aligned steps have densities in 1 / sigma, so paths would carry its inverse
+      (`factor="path"`; "none" omits it);
+    - cells are tested independently and sampled again in place, although later drafted cells depend
+      on the old values; nothing is dropped;
+    - the target does not read the draft: this is its distribution with fewer, wider steps;
+    - after `tries` the zero vector is emitted; `fallback=True` emits the target's token instead.
 
-    tau=1, factor="none" and a single noisy step leave speculative sampling, which is exact.
-    Raises ValueError for trees and for settings out of range.
+    tau=1, factor="none" and a single noisy step give speculative sampling, which is exact. Raises
+    ValueError for trees and for settings out of range.
     """
 
     tau: float = 42.0
@@ -50,8 +50,9 @@ class ReleasedRatio(Verifier):
     tries: int = 100
     fallback: bool = False
     lossless: ClassVar[bool] = False
-    trees: ClassVar[bool] = False
-    blind: ClassVar[bool] = True  # the target does not read the draft
+    uses_trees: ClassVar[bool] = False
+    is_blind: ClassVar[bool] = True  # the target does not read the draft
+    decodes: ClassVar[tuple[str, ...]] = ("latents", "patches")
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
 
     def __post_init__(self) -> None:
@@ -63,26 +64,29 @@ class ReleasedRatio(Verifier):
             raise ValueError(f"tries={self.tries} leaves no try; give 1 or more")
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, trees=False)
-        p = path_distribution(scores.distribution)
+        check_draft(self, draft, trees=False)
+        p = as_path_distribution(scores.distribution)
         none = torch.zeros(draft.batch, 0, dtype=torch.int64, device=draft.tokens.device)
         if not draft.nodes:
-            return Verdict(none, none.sum(-1), own(p[:, 0], scores.position[:, 0], noise))
-        assert isinstance(draft.extras, Driving)
+            return Verdict(none, none.sum(-1), sample_paths(p[:, 0], scores.position[:, 0], noise))
+        assert isinstance(draft.extras, DrivingNoise)
         p, x = p[:, :-1], draft.tokens[..., -1, :]
         paths, theirs = p.walk(draft.extras.noise)
-        mine, drafted = _last(theirs), path_distribution(draft.distribution).along(draft.tokens)
+        mine, drafted = (
+            _last(theirs),
+            as_path_distribution(draft.distribution).step_distributions(draft.tokens),
+        )
         ours, factor = _last(drafted), self._factor(theirs, drafted)
-        away = (_squared(mine, x) - _squared(ours, x)) / self.tau**2
+        away = (_squared_distance(mine, x) - _squared_distance(ours, x)) / self.tau**2
         ratio = factor + ours.std.log().sum(-1) - mine.std.log().sum(-1) - away / 2
         hits = noise.flip(ratio.clamp_max(0).exp(), Lane.ACCEPT) | ~p.real
         spare = paths[..., -1, :] if self.fallback else torch.zeros_like(x)
-        redrawn = self._redrawn(mine, ours, factor, ~hits, spare, noise)
+        redrawn = self._redraw(mine, ours, factor, ~hits, spare, noise)
         replaced = draft.tokens.clone()
-        replaced[..., -1, :] = torch.where(fit(hits, x) > 0, x, redrawn)
+        replaced[..., -1, :] = torch.where(expand_event(hits, x) > 0, x, redrawn)
         index = torch.arange(draft.nodes, device=x.device)
         path = torch.where(draft.mask, index, -1)
-        return Verdict(path, draft.mask.sum(-1), None, replaced=replaced)
+        return Verdict(path, draft.mask.sum(-1), None, replacements=replaced)
 
     def _factor(self, p: Gaussian, q: Gaussian) -> Tensor:  # (B, N, K) float64
         """ln F."""
@@ -92,12 +96,12 @@ class ReleasedRatio(Verifier):
         total = spread[..., 1:-1, :].sum((-1, -2))
         return total if self.factor == "code" else -total
 
-    def _redrawn(
+    def _redraw(
         self, p: Gaussian, q: Gaussian, factor: Tensor, open_: Tensor, spare: Tensor, noise: Noise
     ) -> Tensor:  # (B, N, K, C)
-        """Thinned draws where `open_` (B, N, K), `spare` where none passed in time."""
+        """Thinned samples where `open_` (B, N, K), `spare` where none passed in time."""
         found, index = spare, torch.arange(open_[0].numel(), device=open_.device)
-        keys = noise.fresh(Lane.RESIDUAL, index)
+        keys = noise.fresh_keys(Lane.RESIDUAL, index)
         for trial in range(self.tries):
             if not bool(open_.any()):
                 break
@@ -105,7 +109,7 @@ class ReleasedRatio(Verifier):
             y = p.mean + p.std * normal.double()
             ratio = (q.log_prob(y) - factor - p.log_prob(y)).clamp_max(0).exp()
             hit = open_ & (keys.split(2 * trial + 1).uniform().view_as(ratio) >= ratio)
-            found = torch.where(fit(hit, found) > 0, y.to(found.dtype), found)
+            found = torch.where(expand_event(hit, found) > 0, y.to(found.dtype), found)
             open_ = open_ & ~hit
         return found
 
@@ -117,6 +121,6 @@ def _last(distribution: Gaussian) -> Gaussian:  # events (S, C) -> (C)
     )
 
 
-def _squared(distribution: Gaussian, x: Tensor) -> Tensor:
+def _squared_distance(distribution: Gaussian, x: Tensor) -> Tensor:
     """Squared distance in standard deviations."""
     return ((x - distribution.mean) / distribution.std).square().sum(-1)

@@ -1,4 +1,4 @@
-"""Sequence coupling: several drafted states for one step, tried one after the other."""
+"""Sequence coupling: several drafted states for one step, tested one after the other."""
 
 from __future__ import annotations
 
@@ -10,83 +10,94 @@ from torch import Tensor
 
 from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.verifiers import gaussian_line
-from mmspec.verifiers.gaussian_steps import Steps, fit, line, own, plain, residual, steps
-from mmspec.verifiers.walk import longest
+from mmspec.verifiers.gaussian_steps import (
+    GaussianSteps,
+    align_steps,
+    expand_event,
+    line_excess,
+    project_on_line,
+    residual,
+    sample_target,
+    verify_empty,
+)
+from mmspec.verifiers.walk import find_longest_path
 
 
 @dataclass(frozen=True)
 class Sequence(Verifier):
-    """Recursive rejection of Gaussian siblings down a tree (D-GRS, Bullo et al. 2026), lossless.
+    """Recursive rejection of Gaussian siblings in a tree (D-GRS, Bullo et al. 2026), lossless.
 
     Siblings are drawn independently from q = N(mu_q, s^2 I). On the line through both means, S is
     N(0, 1) under q and N(r, 1) under p, and rho(S) = exp(r (S - r / 2)). With lambda = 0 and G = 1
     before the first, each sibling in drafting order is accepted with min(1, (rho - lambda)+ / G);
-    a refused one leaves
+    a rejection updates
 
         lambda <- lambda + G,   G <- the mass of (p - lambda q)+,
 
-    and after the last S is drawn from norm((p - lambda q)+), with the first sibling's part
-    orthogonal to the line. One sibling is accepted as often as by `Reflection`; more are accepted
-    more often: 1 - G. Only the coordinate S of a sibling decides about it, so refused siblings say
-    nothing about any orthogonal part, nor about the noise of the states below them.
+    and after the last S is sampled from norm((p - lambda q)+), with the first sibling's component
+    orthogonal to the line. One sibling is accepted as often as by `Reflection`; several with
+    probability 1 - G. Acceptance depends only on the coordinate S of a sibling, so rejections are
+    independent of the orthogonal components and of the noise of the states below.
 
-    No two siblings may share their noise (in a RACE draft the first has that of the position).
-    Raises ValueError for states without their `Driving` and where target and draft differ in their
-    standard deviation.
+    Siblings must not share their noise (in a RACE draft the first has that of the position).
+    Raises ValueError for states without their `DrivingNoise` and where target and draft differ in
+    their standard deviation.
     """
 
     lossless: ClassVar[bool] = True
+    decodes: ClassVar[tuple[str, ...]] = ("latents", "patches")
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.IID)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         if not draft.nodes:
-            return plain(draft, scores, noise)
-        step = steps(self, draft, scores, trees=True)
-        family = StateSiblings.of(draft, step)
-        chance, failed = odds(family)
+            return verify_empty(draft, scores, noise)
+        step = align_steps(self, draft, scores, trees=True)
+        family = StateSiblings.from_draft(draft, step)
+        chance, failed = sibling_acceptance(family)
         hits = noise.flip(chance, Lane.ACCEPT) & family.real  # (B, N + 1, C)
         slot = hits.int().argmax(-1, keepdim=True)
         chosen = torch.where(hits.any(-1), family.node.gather(-1, slot).squeeze(-1), -1)
         index = torch.arange(draft.nodes, device=chosen.device)
-        path, length, row = longest(draft, chosen.gather(1, draft.parents + 1) == index)
+        path, length, row = find_longest_path(draft, chosen.gather(1, draft.parents + 1) == index)
         rows = torch.arange(draft.batch, device=row.device)
         first = family.node[rows, row, family.real[rows, row].int().argmax(-1)]
-        uniform = noise.fresh(Lane.RESIDUAL, torch.zeros_like(row[:1])).uniform()[:, 0]
+        uniform = noise.fresh_keys(Lane.RESIDUAL, torch.zeros_like(row[:1])).uniform()[:, 0]
         left = residual(step.at(first), 1 / failed[rows, row].clamp_min(1), uniform)
         leaf = ~family.real[rows, row].any(-1)
-        following = torch.where(fit(leaf, left) > 0, own(scores, row, noise), left)
+        following = torch.where(
+            expand_event(leaf, left) > 0, sample_target(scores, row, noise), left
+        )
         return Verdict(path, length, following)
 
 
 @dataclass(frozen=True)
 class StateSiblings:
-    """The siblings below the context (entry 0) and below every node, on their line."""
+    """The siblings below the context (entry 0) and below every node, with their coordinates."""
 
     node: Tensor  # (B, N + 1, C) index of the node, 0 where there is none
     real: Tensor  # (B, N + 1, C) bool
-    place: Tensor  # (B, N + 1, C) S
+    coordinate: Tensor  # (B, N + 1, C) S
     r: Tensor  # (B, N + 1), 0 where there are no siblings
 
     @classmethod
-    def of(cls, draft: Draft, step: Steps) -> StateSiblings:
+    def from_draft(cls, draft: Draft, step: GaussianSteps) -> StateSiblings:
         table = draft.children()
         node, below = table.clamp_min(0), table.flatten(1).clamp_min(0)
         real = (table >= 0) & draft.mask.gather(1, below).view_as(table)
-        r, place = line(step)
-        r, place = (value.gather(1, below).view_as(table) for value in (r, place))
-        return cls(node, real, place, torch.where(real, r, 0).amax(-1))
+        r, coordinate = project_on_line(step)
+        r, coordinate = (value.gather(1, below).view_as(table) for value in (r, coordinate))
+        return cls(node, real, coordinate, torch.where(real, r, 0).amax(-1))
 
 
-def odds(family: StateSiblings) -> tuple[Tensor, Tensor]:  # (B, N + 1, C), (B, N + 1)
-    """The chance of every sibling once those before it failed, and lambda when all have."""
+def sibling_acceptance(family: StateSiblings) -> tuple[Tensor, Tensor]:  # (B, N + 1, C), (B, N + 1)
+    """Acceptance of every sibling after those before it failed, and lambda after all failed."""
     taken, mass = torch.zeros_like(family.r), torch.ones_like(family.r)  # lambda, G
     chances = []
-    for real, place in zip(family.real.unbind(-1), family.place.unbind(-1), strict=True):
-        gain = ((family.r * (place - family.r / 2)).exp() - taken).clamp_min(0)
+    for real, coordinate in zip(family.real.unbind(-1), family.coordinate.unbind(-1), strict=True):
+        gain = ((family.r * (coordinate - family.r / 2)).exp() - taken).clamp_min(0)
         chances.append(torch.where(mass > 0, gain / mass, 1).clamp_max(1))
         taken = torch.where(real, taken + mass, taken)
         share = 1 / taken.clamp_min(1)  # at least 1 after the first
-        left = gaussian_line.excess(family.r, share) / share
+        left = line_excess(family.r, share) / share
         mass = torch.where(real, torch.minimum(left, mass), mass)
     return torch.stack(chances, -1), taken

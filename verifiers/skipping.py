@@ -1,4 +1,4 @@
-"""Verification skipping: some drafts are kept in part without asking the target (VVS)."""
+"""Verification skipping: some drafts are accepted in part without verification (VVS)."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from mmspec.distributions.noise import Lane
 from mmspec.draft import Draft, Gate, Verdict
 from mmspec.targets.tokens.context import Context
 
-PICK = Lane.OTHER + 4  # the lane of the draws made here
-FADING = 0.9  # how much less each step down a path counts for its likeness to another
+PATH_LANE = Lane.OTHER + 4  # the noise lane of path samples
+DECAY = 0.9  # weight of each step of a path relative to the one before
 
 
 class Policy(Protocol):
-    """Whether the target is spared this round; one answer for all rows, which share its forward."""
+    """Whether to skip verification this round; one decision for all rows, which share a forward."""
 
-    def skips(self, context: Context, draft: Draft) -> bool: ...
+    def should_skip(self, context: Context, draft: Draft) -> bool: ...
 
 
 @dataclass(frozen=True)
-class Never:
+class SkipNever:
     """Every draft is verified."""
 
-    def skips(self, context: Context, draft: Draft) -> bool:
+    def should_skip(self, context: Context, draft: Draft) -> bool:
         return False
 
 
 @dataclass(frozen=True)
-class Uniform:
+class SkipUniformly:
     """One round in `interval` is skipped."""
 
     interval: int = 5
@@ -40,21 +40,21 @@ class Uniform:
     def __post_init__(self) -> None:
         if self.interval < 2:
             raise ValueError(
-                f"interval={self.interval} would never ask the target; give 2 (every second round) "
+                f"interval={self.interval} would skip every round; give 2 (every second round) "
                 "or more"
             )
 
-    def skips(self, context: Context, draft: Draft) -> bool:
+    def should_skip(self, context: Context, draft: Draft) -> bool:
         return context.noise.round % self.interval == 1
 
 
 @dataclass(frozen=True, eq=False)
-class Similar:
-    """Skip where the paths of the draft look alike, so that it matters little which one is kept.
+class SkipSimilar:
+    """Skip if the paths of the draft have similar codes, so that the choice matters little.
 
-    Likeness is the mean over pairs of paths, every second path counting, of the cosine between
-    their codes, step by step, a step down weighing 0.9 of the one before. Every row must reach
-    `threshold`. A chain has nothing to compare and is verified.
+    The similarity is the mean over pairs of paths, every second path counting, of the cosine
+    between their codes, step by step, each step weighted 0.9 of the one before. Every row must
+    reach `threshold`. A chain has no pairs and is verified.
     """
 
     codebook: Codebook
@@ -64,17 +64,17 @@ class Similar:
         if not -1 <= self.threshold <= 1:
             raise ValueError(f"threshold={self.threshold} is no cosine; give one within [-1, 1]")
 
-    def skips(self, context: Context, draft: Draft) -> bool:
+    def should_skip(self, context: Context, draft: Draft) -> bool:
         tokens = draft.tokens.tolist()
         rows = zip(paths(draft), tokens, context.finished, strict=True)
         found = [
-            self.likeness([[text[node] for node in path] for path in row[::2]])
+            self.mean_similarity([[text[node] for node in path] for path in row[::2]])
             for row, text, finished in rows
             if not finished
         ]
         return min(found, default=-1.0) >= self.threshold
 
-    def likeness(self, lines: Sequence[Sequence[int]]) -> float:
+    def mean_similarity(self, lines: Sequence[Sequence[int]]) -> float:
         """Mean weighted cosine over all pairs of token paths; -1 where there is no pair."""
         if len(lines) < 2:
             return -1.0
@@ -86,7 +86,7 @@ class Similar:
         unit = torch.nn.functional.normalize(vectors.float(), dim=-1).cpu()
         cosine = torch.einsum("idw,jdw->ijd", unit, unit)
         real = codes >= 0
-        weight = (real[:, None] & real) * FADING ** torch.arange(depth)
+        weight = (real[:, None] & real) * DECAY ** torch.arange(depth)
         pairs = (cosine * weight).sum(-1) / weight.sum(-1).clamp_min(torch.finfo().tiny)
         first, second = torch.triu_indices(len(lines), len(lines), 1)
         return float(pairs[first, second].mean())
@@ -94,14 +94,13 @@ class Similar:
 
 @dataclass(frozen=True)
 class Skipping(Gate):
-    """A gate that keeps the head of a random path of the draft where `policy` says so.
+    """A gate that accepts the beginning of a random path of the draft if `policy` skips a round.
 
-    Dong et al. 2026 (VVS). The path is drawn uniformly per row and cut to the mean length of the
-    row's paths; the target reads what was kept together with the next draft, so that its memory and
-    distributions are those of the text again. Never twice in a row, nor before a row has more than
-    `warm_up` new tokens. Lossy: what is kept has the drafter's distribution, and in a tree of
-    likely tokens not even that. Unlike the published code it follows no image rows when it counts
-    rounds.
+    Dong et al. 2026 (VVS). The path is sampled uniformly per row and cut to the mean length of the
+    row's paths; the target reads it together with the next draft, so its cache and distributions
+    are those of the text again. Never twice in a row, nor before a row has more than `warm_up` new
+    tokens. Lossy: accepted tokens have the drafter's distribution, and in a tree of likely tokens
+    not even that. Unlike the published code it does not count rounds by image rows.
     """
 
     policy: Policy
@@ -109,11 +108,16 @@ class Skipping(Gate):
 
     def skip(self, context: Context, draft: Draft) -> Verdict | None:
         alive = [row for row, finished in enumerate(context.finished) if not finished]
-        early = any(context.generated(row) <= self.warm_up for row in alive)
-        if early or context.skipped or not draft.nodes or not self.policy.skips(context, draft):
+        early = any(context.num_generated(row) <= self.warm_up for row in alive)
+        if (
+            early
+            or context.num_unverified_rounds
+            or not draft.nodes
+            or not self.policy.should_skip(context, draft)
+        ):
             return None
         once = torch.zeros(1, dtype=torch.int64, device=context.device)
-        chance = context.noise.fresh(PICK, once).uniform()[:, 0].tolist()
+        chance = context.noise.fresh_keys(PATH_LANE, once).uniform()[:, 0].tolist()
         taken = [_head(row, where) for row, where in zip(paths(draft), chance, strict=True)]
         if not all(taken[row] for row in alive):
             return None
@@ -137,6 +141,6 @@ def paths(draft: Draft) -> list[list[list[int]]]:
 
 
 def _head(lines: Sequence[list[int]], chance: float) -> list[int]:
-    """One of the paths, no longer than they are on average."""
+    """One of the paths, cut to their mean length."""
     mean = sum(map(len, lines)) // len(lines)
     return lines[int(chance * len(lines))][:mean]

@@ -1,4 +1,4 @@
-"""SpecHub: two children, one of them always the drafter's favourite."""
+"""SpecHub: two children, one of them always the most likely token of the drafter."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import normalised
+from mmspec.distributions.categorical import normalise
 from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind
-from mmspec.verifiers.greedy_multidraft import drawn_last
-from mmspec.verifiers.walk import SiblingDescent, Siblings, Step, at_token
+from mmspec.verifiers.greedy_multidraft import get_sampled_child
+from mmspec.verifiers.walk import SiblingDescent, Siblings, Step, gather_token
 
 
 @dataclass(frozen=True)
 class SpecHub(SiblingDescent):
-    """Transport pairs (favourite a, draw x) onto the target (Sun et al. 2024, SpecHub), k = 2.
+    """Transport pairs (top token a, sample x) onto the target (Sun et al. 2024, SpecHub), k = 2.
 
     The pair {a, x} has mass q'(x) = q(x) / (1 - q(a)). Token x takes up to p(x) of it, the hub a
-    takes what is left over, up to p(a); the rest of p is the correction. Lossless, accepts as
+    takes the remainder, up to p(a); the rest of p is the correction. Lossless, accepts as
     `GreedyMultiDraft` with two children; one child is `Exact`.
     """
 
@@ -37,17 +37,17 @@ class SpecHub(SiblingDescent):
 
 def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
     p = family.p.probs
-    x, there, pair = drawn_last(family)
+    x, there, pair = get_sampled_child(family)
     pair = torch.where(there[:, None], pair, 0)
     spill = torch.where(there, (pair - p).clamp_min(0).sum(-1), 1)  # mass that x could not take
     first = noise.flip(
-        torch.where(there, (at_token(p, x) / at_token(pair, x)).clamp_max(1), 0), lane
+        torch.where(there, (gather_token(p, x) / gather_token(pair, x)).clamp_max(1), 0), lane
     )
     hub = family.real[:, 0] & (family.last > 0)
     a = family.tokens[:, 0]
-    share = (at_token(p, a) / spill.clamp_min(torch.finfo(p.dtype).tiny)).clamp_max(1)
+    share = (gather_token(p, a) / spill.clamp_min(torch.finfo(p.dtype).tiny)).clamp_max(1)
     second = noise.flip(torch.where(hub & ~first, share, 0), lane + 1)
     slot = torch.where(first, family.last, torch.where(second, 0, -1))
     left = (p - pair).clamp_min(0)
-    kept = at_token(left, a) - torch.where(hub, torch.minimum(at_token(p, a), spill), 0)
-    return slot, normalised(left.scatter(-1, a[:, None], kept.clamp_min(0)[:, None]), p)
+    kept = gather_token(left, a) - torch.where(hub, torch.minimum(gather_token(p, a), spill), 0)
+    return slot, normalise(left.scatter(-1, a[:, None], kept.clamp_min(0)[:, None]), p)

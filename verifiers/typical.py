@@ -1,4 +1,4 @@
-"""Typical acceptance: take whatever the target does not find surprising."""
+"""Typical acceptance: accept tokens that are not surprising for the target."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from mmspec.distributions.categorical import Categorical
 class Typical:
     """Accept x when p(x) > min(epsilon, delta exp(-H(p))) (Medusa, Cai et al. 2024).
 
-    Corrections come from p cut to its typical tokens. Lossy, and blind to q: pair it with
-    `Longest`, as Medusa does. Medusa runs epsilon=0.09, delta=0.3 (its helpers carry the pair
-    swapped: pass both). A point mass p is greedy matching.
+    Corrections come from p restricted to its typical tokens. Lossy; does not use q, so combine it
+    with `Longest`, as Medusa does. Medusa runs epsilon=0.09, delta=0.3 (its helper functions swap
+    the two; pass both). A point mass p is greedy matching.
     """
 
     epsilon: float
@@ -36,11 +36,11 @@ class Typical:
 
     def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         probs = p.probs
-        least = self.threshold(probs)[..., None]
-        typical = torch.where(probs > least, probs, 0)  # holds the mode: e^-H <= max p
-        return Categorical.having(typical / typical.sum(-1, keepdim=True))
+        limit = self.threshold(probs)[..., None]
+        typical = torch.where(probs > limit, probs, 0)  # includes the mode: e^-H <= max p
+        return Categorical.from_probs(typical / typical.sum(-1, keepdim=True))
 
     def threshold(self, p: Tensor) -> Tensor:  # (..., V) -> (...)
-        """The least probability that passes."""
+        """The smallest accepted probability."""
         negative_entropy = torch.special.xlogy(p, p).sum(-1)
         return torch.exp(negative_entropy).mul(self.delta).clamp_max(self.epsilon)

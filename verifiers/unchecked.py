@@ -1,4 +1,4 @@
-"""No check at all: what was drafted is kept."""
+"""No verification: every drafted token is accepted."""
 
 from __future__ import annotations
 
@@ -8,37 +8,37 @@ from typing import ClassVar
 import torch
 
 from mmspec.distributions.noise import Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
 from mmspec.verifiers.distances import excess
-from mmspec.verifiers.walk import check, proposals
+from mmspec.verifiers.walk import check_draft, proposals
 
 
 @dataclass(frozen=True)
 class Unchecked(Verifier):
-    """Keep every proposal of a chain, and the target's token behind the last one.
+    """Accept every proposal of a chain, and add the target's token after the last one.
 
-    Lossy; for decoding that is parallel but not speculative (ZipAR). The tokens come out with the
-    distribution they were drafted from, so the over-accepted mass that is reported is TV(p, q); a
-    draft without distributions counts as point masses, which gives 1 - p, an upper bound. The
-    target's own token is drawn with the noise of its position: without any draft this is plain
-    decoding with the same seed.
+    Lossy; for decoding that is parallel but not speculative (ZipAR). The tokens have the
+    distribution they were drafted from, so the reported over-accepted mass is TV(p, q); a draft
+    without distributions counts as point masses, which gives 1 - p, an upper bound. The target's
+    token is sampled with the noise of its position: without a draft this is plain decoding with the
+    same seed.
     """
 
     lossless: ClassVar[bool] = False
-    trees: ClassVar[bool] = False
+    uses_trees: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.DET, Kind.IID, Kind.WOR, Kind.HUB)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft, trees=False, distribution=False)
+        check_draft(self, draft, trees=False, distribution=False)
         distribution, index = (
-            categorical(scores.distribution),
+            as_categorical(scores.distribution),
             torch.arange(draft.nodes, device=draft.tokens.device),
         )
         taken = draft.mask.cumprod(-1)
         length = taken.sum(-1)
         row = length[:, None]
         rows = torch.arange(draft.batch, device=row.device)[:, None]
-        own = distribution[rows, row].sample(noise.shared(scores.position.gather(1, row)))
+        own = distribution[rows, row].sample(noise.shared_keys(scores.position.gather(1, row)))
         path = taken * (index + 1) - 1
         over = distribution.scores.new_zeros(draft.batch)
         if draft.nodes:

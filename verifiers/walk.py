@@ -1,4 +1,4 @@
-"""What walks share: going down a draft level by level, or finding the deepest node that passed."""
+"""Functions shared by tree walks: level-by-level descent, and the deepest accepted node."""
 
 from __future__ import annotations
 
@@ -11,22 +11,22 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical, normalised
+from mmspec.distributions.categorical import Categorical, normalise
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, as_categorical
 
-STRIDE = 1 << 16  # lanes of one level; a level never has that many siblings
+STRIDE = 1 << 16  # noise lanes per level, more than the siblings of any node
 
 
 @dataclass(frozen=True)
 class Siblings:
-    """The node that each row has reached, and the children it may go on to."""
+    """The node that each row has reached, and its children."""
 
     p: Categorical  # (B,) target distribution after the node
-    q: Categorical  # (B,) drafter's distribution there, in the dtype of p; p where the draft has none
-    tokens: Tensor  # (B, C) the children, in the order they were drawn
+    q: Categorical  # (B,) draft distribution there, in the dtype of p; p if the draft has none
+    tokens: Tensor  # (B, C) the children, in the order of sampling
     real: Tensor  # (B, C) bool, False = no such child, padding, or the row has stopped
-    last: Tensor  # (B,) slot of the last child that was drawn, padding included; -1 = none
+    last: Tensor  # (B,) slot of the last sampled child, padding included; -1 = none
     depth: int  # of the children, 0 = below the context
 
 
@@ -35,31 +35,31 @@ Step = Callable[[Siblings, Noise, int], tuple[Tensor, Tensor]]
 
 
 class SiblingDescent(Verifier):
-    """Goes down from the context and takes children as its `step` says. Lossless."""
+    """Descends from the context; `step` accepts children. Lossless."""
 
     lossless: ClassVar[bool] = True
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        check(self, draft)
+        check_draft(self, draft)
         return descend(draft, scores, noise, self.step(draft))
 
     @abstractmethod
     def step(self, draft: Draft) -> Step:
-        """One level. Raises ValueError for a draft that it is not made for."""
+        """The function for one level. Raises ValueError for a draft that it cannot verify."""
 
 
 def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
-    """Walk every row from the context downwards until `step` takes no child."""
-    distribution, drafted = categorical(scores.distribution), draft.distribution
+    """Walk every row from the context downwards until `step` accepts no child."""
+    distribution, drafted = as_categorical(scores.distribution), draft.distribution
     kids, device = draft.children(), draft.tokens.device
     rows = torch.arange(draft.batch, device=device)
     at = torch.zeros_like(rows)  # row of `scores` reached: 0 = context, i + 1 = node i
     open_ = torch.ones_like(rows, dtype=torch.bool)
     weights = torch.zeros_like(distribution.scores[:, 0])
     path: list[Tensor] = []
-    deep = widths(draft)
+    deep = max_children_per_level(draft)
     for depth, width in enumerate(deep):
-        if nobody(open_):
+        if is_all_false(open_):
             path += [torch.full_like(rows, -1)] * (len(deep) - depth)
             break
         child = kids[rows, at, :width]
@@ -68,7 +68,7 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
         p = q = distribution[rows, at]
         if drafted is not None:
             first = node.gather(1, real.int().argmax(-1, keepdim=True)).squeeze(1)
-            q = categorical(drafted)[rows, first].evaluated(p.probs)
+            q = as_categorical(drafted)[rows, first].evaluate(p.probs)
         tokens = draft.tokens.gather(1, node)
         family = Siblings(p, q, tokens, real, (child >= 0).sum(-1) - 1, depth)
         slot, left = step(family, noise, Lane.WALK + STRIDE * depth)
@@ -87,45 +87,47 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
     return Verdict(nodes, (nodes >= 0).sum(-1), noise.pick(weights, Lane.RESIDUAL))
 
 
-def longest(
+def find_longest_path(
     draft: Draft, passed: Tensor, tie: Tensor | None = None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """The deepest node all of whose path passed; ties go to the largest sum of `tie` (B, N) on it.
+    """The deepest node whose whole path passed; ties go to the largest path sum of `tie` (B, N).
 
     `passed` is (B, N). Returns the path (B, D), its length (B,), the row of `scores` it ends at
     (B,).
     """
-    kept = ~(draft.ancestors() & ~(passed & draft.mask)[:, None]).any(-1)
-    return deepest(draft, kept, tie)
+    accepted = ~(draft.ancestors() & ~(passed & draft.mask)[:, None]).any(-1)
+    return find_deepest_path(draft, accepted, tie)
 
 
-def deepest(draft: Draft, kept: Tensor, tie: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
-    """The same among nodes that a path may end at, `kept` (B, N)."""
+def find_deepest_path(
+    draft: Draft, accepted: Tensor, tie: Tensor | None = None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The deepest path that ends at a node of `accepted` (B, N); ties and result as above."""
     ancestors, depths = draft.ancestors(), draft.depths()
-    length, node = ((depths + 1) * kept).max(-1)
+    length, node = ((depths + 1) * accepted).max(-1)
     if tie is not None:
         total = (ancestors * tie[:, None]).sum(-1)
-        node = total.masked_fill(~kept | (depths + 1 != length[:, None]), -torch.inf).argmax(-1)
+        node = total.masked_fill(~accepted | (depths + 1 != length[:, None]), -torch.inf).argmax(-1)
     row = (node + 1) * (length > 0)
     above = ancestors[torch.arange(draft.batch, device=row.device), node] & (length > 0)[:, None]
     index = torch.arange(draft.nodes, device=row.device).expand_as(depths)
-    path = index.new_full((draft.batch, depth_of(draft)), -1)
+    path = index.new_full((draft.batch, draft_depth(draft)), -1)
     path = path.scatter_reduce(1, depths, index.masked_fill(~above, -1), "amax")
     return path, length, row
 
 
-def widths(draft: Draft) -> list[int]:
-    """Most children of any node, level by level."""
+def max_children_per_level(draft: Draft) -> list[int]:
+    """The largest number of children of any node, per level."""
     if draft.tree is None:
-        return [draft.children().shape[-1]] * depth_of(draft)
+        return [draft.children().shape[-1]] * draft_depth(draft)
     tree = draft.tree
     parents = [(-1,), *tree.levels][: tree.depth]
-    return [max(len(tree.kids[node + 1]) for node in level) for level in parents]
+    return [max(len(tree.children[node + 1]) for node in level) for level in parents]
 
 
-def lanes(draft: Draft) -> Tensor:  # (D, C)
-    """The lane of every child on every level."""
-    wide = widths(draft)
+def child_lanes(draft: Draft) -> Tensor:  # (D, C)
+    """The noise lane of every child on every level."""
+    wide = max_children_per_level(draft)
     return _lanes(len(wide), max(wide, default=0), draft.tokens.device)
 
 
@@ -135,67 +137,67 @@ def _lanes(depth: int, width: int, device: torch.device) -> Tensor:
     return Lane.WALK + levels + torch.arange(width, device=device)
 
 
-def nobody(rows: Tensor) -> bool:
-    """Whether a bool tensor is False throughout, on a CPU.
+def is_all_false(rows: Tensor) -> bool:
+    """Whether a bool tensor is all False; always False off the CPU.
 
-    An accelerator would have to stop for the answer; there a walk goes on and changes nothing.
+    Reading it on an accelerator would synchronise; there a walk continues without effect.
     """
     return rows.device.type == "cpu" and not bool(rows.any())
 
 
-def depth_of(draft: Draft) -> int:
-    """Tokens on the longest path of any row; asks the device where rows differ in topology."""
+def draft_depth(draft: Draft) -> int:
+    """Tokens on the longest path of any row; synchronises where rows differ in topology."""
     if draft.tree is not None:
         return draft.tree.depth
     return int(draft.depths().max()) + 1 if draft.nodes else 0
 
 
-def unread(kept: Tensor) -> Verdict:
-    """A gate's verdict on chains: the nodes `kept` (B, N), a beginning of each, wait to be read."""
-    index = torch.arange(kept.shape[1], device=kept.device)
-    return Verdict(torch.where(kept, index, -1), kept.sum(-1), None)
+def accept_unverified(accepted: Tensor) -> Verdict:
+    """A gate's verdict on chains: accept a prefix, `accepted` (B, N); the target reads it later."""
+    index = torch.arange(accepted.shape[1], device=accepted.device)
+    return Verdict(torch.where(accepted, index, -1), accepted.sum(-1), None)
 
 
-def nothing(scores: Scores, noise: Noise) -> Verdict:
-    """The verdict on an empty draft: one token of the target."""
-    first = categorical(scores.distribution)[:, 0].probs
+def verify_empty(scores: Scores, noise: Noise) -> Verdict:
+    """The verdict on an empty draft: one token sampled from the target."""
+    first = as_categorical(scores.distribution)[:, 0].probs
     none = torch.empty(first.shape[0], 0, dtype=torch.int64, device=first.device)
     return Verdict(none, none.sum(-1), noise.pick(first, Lane.RESIDUAL))
 
 
 def proposal(q: Categorical, x: Tensor, kind: Kind) -> Categorical:  # (...) x2 -> (...)
-    """The distribution x came from, given what was drawn before it: q, or a point mass where x was chosen.
+    """The distribution from which x was proposed: q, or a point mass for deterministic proposals.
 
-    A token that q cannot produce was chosen too (a greedy drafter's second child, siblings that
-    outnumber the support of q); the point mass is exact for it, however it was chosen.
+    A token with q(x) = 0 counts as deterministic (the second child of a greedy drafter, more
+    siblings than the support of q); the point mass is exact for it.
     """
     point = one_hot(x, q.probs)
     if kind is Kind.DET:
-        return Categorical.having(point)
+        return Categorical.from_probs(point)
     return Categorical.where(q.prob(x) > 0, q, Categorical(point.log, q.hard, point))
 
 
 def proposals(draft: Draft, like: Tensor) -> Categorical:  # (B, N)
     """The proposal distribution of every node of a chain, in the dtype of `like` (..., V)."""
     if draft.distribution is None or draft.kind is Kind.DET:
-        return Categorical.having(one_hot(draft.tokens, like))
-    return proposal(categorical(draft.distribution).evaluated(like), draft.tokens, draft.kind)
+        return Categorical.from_probs(one_hot(draft.tokens, like))
+    return proposal(as_categorical(draft.distribution).evaluate(like), draft.tokens, draft.kind)
 
 
-def ratio(wanted: Tensor, proposed: Tensor) -> Tensor:  # (...) x2 -> (...)
-    """min(1, wanted / proposed), where nothing may be proposed."""
-    return (wanted / proposed.clamp_min(torch.finfo(proposed.dtype).tiny)).clamp_max(1)
+def ratio(p: Tensor, q: Tensor) -> Tensor:  # (...) x2 -> (...)
+    """min(1, p / q); q may be 0."""
+    return (p / q.clamp_min(torch.finfo(q.dtype).tiny)).clamp_max(1)
 
 
-def at_depth(rule: Rule | RuleSchedule, depth: Tensor | int, longest: int) -> Rule:
-    """The rule itself, or the one it has for this depth."""
+def rule_at_depth(rule: Rule | RuleSchedule, depth: Tensor | int, longest: int) -> Rule:
+    """The rule, or that of a schedule for this depth."""
     return rule.at(depth, longest) if isinstance(rule, RuleSchedule) else rule
 
 
-def without(q: Tensor, x: Tensor) -> Tensor:  # (..., V), (...) -> (..., V)
-    """q without x, normalised; zero everywhere once q is exhausted."""
+def remove_token(q: Tensor, x: Tensor) -> Tensor:  # (..., V), (...) -> (..., V)
+    """q without x, normalised; zero everywhere if no mass is left."""
     rest = q.scatter(-1, x[..., None], 0)
-    return normalised(rest, rest)
+    return normalise(rest, rest)
 
 
 def one_hot(x: Tensor, like: Tensor) -> Tensor:  # (...), (..., V) -> (..., V)
@@ -204,21 +206,24 @@ def one_hot(x: Tensor, like: Tensor) -> Tensor:  # (...), (..., V) -> (..., V)
     return zeros.scatter_(-1, x[..., None], 1)
 
 
-def at_token(distribution: Tensor, x: Tensor) -> Tensor:  # (..., V), (...) -> (...)
+def gather_token(distribution: Tensor, x: Tensor) -> Tensor:  # (..., V), (...) -> (...)
     """The entry of x."""
     return distribution.gather(-1, x[..., None]).squeeze(-1)
 
 
-def check(
+def check_draft(
     verifier: Verifier, draft: Draft, *, trees: bool = True, distribution: bool = True
 ) -> None:
-    """Refuse a draft that `verifier` would get wrong: its kind, its shape, its missing distribution."""
+    """Check that `verifier` supports the kind and shape of a draft, and has its distribution.
+
+    Raises ValueError otherwise.
+    """
     if not draft.nodes:
         return
     name = type(verifier).__name__
     if draft.kind not in verifier.kinds:
-        known = ", ".join(kind.name for kind in verifier.kinds)
-        raise ValueError(f"{name} cannot verify {draft.kind.name} proposals; it accepts {known}")
+        kinds = ", ".join(kind.name for kind in verifier.kinds)
+        raise ValueError(f"{name} cannot verify {draft.kind.name} proposals; it accepts {kinds}")
     if distribution and draft.distribution is None and draft.kind is not Kind.DET:
         raise ValueError(
             f"{name} needs the distribution that the tokens were drawn from; set Draft.distribution"

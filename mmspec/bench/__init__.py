@@ -1,4 +1,4 @@
-"""Measuring and certifying: what `mmspec bench` and `mmspec certify` run."""
+"""Benchmarks and certificates, as run by `mmspec bench` and `mmspec certify`."""
 
 from mmspec.bench.certificate import Certificate, Check
 from mmspec.bench.certify import certify

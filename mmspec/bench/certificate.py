@@ -1,4 +1,4 @@
-"""What `mmspec certify` reports: checks, and the verdict that follows from them."""
+"""The report of `mmspec certify`: checks, and the verdict that follows from them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mmspec.api import Accelerated
-from mmspec.bench.progress import Progress, silent
-from mmspec.bench.report import Report
+from mmspec.accelerated import Accelerated
+from mmspec.bench.reporting import Progress, Report, silent
 from mmspec.recipe import Recipe
 
-ALPHA = 1e-3  # most chance of refuting a right recipe, all frequency tests together
+ALPHA = 1e-3  # false-alarm rate of all frequency tests together
 
 Outcome = Literal["passed", "refuted", "lossy", "skipped"]
 Verdict = Literal["exact", "lossy", "refuted", "untested"]
@@ -19,9 +18,9 @@ Verdict = Literal["exact", "lossy", "refuted", "untested"]
 
 @dataclass(frozen=True)
 class Trial:
-    """What a certificate is made from, and how much is tried.
+    """Inputs of a certificate.
 
-    `requests` are arguments of the customary call of `fast`; without both, tiny models are asked.
+    `requests` are arguments of the default call of `fast`; without both, tiny models are tested.
     """
 
     fast: Accelerated | None = None
@@ -33,33 +32,33 @@ class Trial:
 
 @dataclass(frozen=True)
 class Check:
-    """One way of testing the claim, and what it found."""
+    """Result of one test."""
 
     name: str
     outcome: Outcome
     detail: str
-    distance: float | None = None  # from the target, where it was measured
-    distance_of: str = ""  # what the distance is
+    distance: float | None = None  # from the target's distribution, where measured
+    distance_of: str = ""  # what was measured
 
 
 @dataclass(frozen=True)
 class Certificate(Report):
-    """What `mmspec certify` reports."""
+    """The report of `mmspec certify`."""
 
     recipe: str
     modality: str
     claims_exact: bool
     verdict: Verdict
     checks: list[Check]
-    distance: float | None  # the largest that was measured
+    distance: float | None  # the largest measured one
     distance_of: str
     false_alarm_rate: float = ALPHA
 
     @classmethod
     def of(cls, plan: Recipe, modality: str, checks: Sequence[Check]) -> Certificate:
-        """Of a recipe as it was bound."""
-        told = [check for check in checks if check.distance is not None]
-        worst = max(told, key=lambda check: check.distance or 0.0, default=None)
+        """Make the certificate of a bound recipe from its checks."""
+        measured = [check for check in checks if check.distance is not None]
+        worst = max(measured, key=lambda check: check.distance or 0.0, default=None)
         return cls(
             recipe=plan.name or "custom",
             modality=modality,
@@ -72,14 +71,14 @@ class Certificate(Report):
 
 
 def outcome(plan: Recipe, passed: bool) -> Outcome:
-    """A failed test refutes a claim; where nothing was claimed it shows the loss."""
+    """Return the outcome of a test, whose failure refutes exact recipes only."""
     if passed:
         return "passed"
     return "refuted" if plan.exact else "lossy"
 
 
 def verdict(plan: Recipe, checks: Sequence[Check]) -> Verdict:
-    """What all checks say together."""
+    """Combine the outcomes of all checks."""
     outcomes = {check.outcome for check in checks}
     if "refuted" in outcomes:
         return "refuted"

@@ -1,4 +1,4 @@
-"""Is a recipe as lossless as it says? Its modality knows how to find out."""
+"""Certify that an exact recipe is lossless, by the tests of its modality."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mmspec import recipes, registry
-from mmspec.api import Accelerated
+from mmspec.accelerated import Accelerated
 from mmspec.bench.certificate import Certificate, Trial
-from mmspec.bench.progress import Progress, silent
+from mmspec.bench.reporting import Progress, silent
 from mmspec.modality import Modality
 from mmspec.recipe import Recipe
 
@@ -23,10 +23,10 @@ def certify(
     samples: int = 6000,
     progress: Progress = silent,
 ) -> Certificate:
-    """Test a recipe on tiny models with a known answer, and on `fast` answering `requests`.
+    """Test a recipe on tiny models with known distributions, and on `fast` running `requests`.
 
-    `modality` decides whose tiny models, where several decode the same. Raises ValueError for a
-    recipe that nobody can test.
+    `modality` selects the tiny models, where several modalities decode the same. Raises ValueError
+    for a recipe that no modality can test.
     """
     plan = recipes.get(recipe) if isinstance(recipe, str) else recipe
     if (fast is None) == bool(requests):
@@ -44,7 +44,7 @@ def certify(
 
 
 def _owners(plan: Recipe, fast: Accelerated | None, name: str | None) -> list[Modality]:
-    """Who may test a recipe, in the order of being asked."""
+    """Return the modalities that may test a recipe, in order of preference."""
     if fast is not None:
         return [fast.modality]
     if name is not None:

@@ -7,25 +7,25 @@ from typing import Any
 
 from mmspec.bench.certificate import ALPHA, Check, Trial, outcome
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
-from mmspec.bench.equality import equal
-from mmspec.bench.frequency import Frequencies, Subject, frequencies
+from mmspec.bench.equality import compare_runners
+from mmspec.bench.frequency import Frequencies, Subject, measure_frequencies
 from mmspec.draft import Verifier
 from mmspec.modality import Runner
 from mmspec.recipe import Deferred, Recipe
 
-MODELS = (0, 1)  # seeds of the tiny models that are sampled
-ITSELF = "this recipe is plain decoding itself, which proves nothing"
+MODELS = (0, 1)  # seeds of the sampled tiny models
+ITSELF = "this recipe is plain decoding itself, so there is no reference"
 
 
 def enumeration(
     plan: Recipe, verifier: Verifier | Deferred[Verifier], size: int | None = None
 ) -> Check:
-    """The verifier by itself: all drafts, decisions and corrections."""
+    """Enumerate all drafts, decisions and corrections of a verifier."""
     name = "enumeration"
     if verifier.couples:
-        return Check(name, "skipped", "coupled noise leaves nothing to enumerate; see the seeds")
+        return Check(name, "skipped", "coupled noise cannot be enumerated; see seeded equality")
     if isinstance(verifier, Deferred):
-        return Check(name, "skipped", f"no model made the verifier ({verifier.words})")
+        return Check(name, "skipped", f"the verifier needs a model ({verifier.description})")
     try:
         found = enumerate_verifier(verifier, tuple(verifier.kinds), size)
     except ValueError as error:
@@ -34,13 +34,13 @@ def enumeration(
         f"{found.cases} cases, kinds {', '.join(found.kinds)}: error {found.error:.1e} "
         f"(at most {TOLERANCE:.0e}), distance {found.distance:.3g}"
     )
-    return Check(name, outcome(plan, found.passed), detail)
+    return Check(name, outcome(plan, found.is_exact), detail)
 
 
 def frequency(plan: Recipe, subject_of: Callable[[int], Subject], trial: Trial, unit: str) -> Check:
-    """The whole loop on tiny models: chi-square of the first three tokens.
+    """Test the whole loop on tiny models: chi-square of the first three tokens.
 
-    An alarm is checked once, with four times as many new samples, and only then counts.
+    A rejection is repeated once, with four times as many new samples, and only then counts.
     """
     name = "frequencies"
     alpha = ALPHA / len(MODELS)  # Bonferroni
@@ -48,10 +48,10 @@ def frequency(plan: Recipe, subject_of: Callable[[int], Subject], trial: Trial, 
     try:
         for seed in MODELS:
             subject = subject_of(seed)
-            once = frequencies(subject, trial.samples, seed=seed, progress=trial.progress)
+            once = measure_frequencies(subject, trial.samples, seed=seed, progress=trial.progress)
             if not once.passes(alpha):
                 many = 4 * trial.samples
-                once = frequencies(subject, many, seed=seed + 1000, progress=trial.progress)
+                once = measure_frequencies(subject, many, seed=seed + 1000, progress=trial.progress)
             found.append(once)
     except ValueError as error:
         return Check(name, "skipped", f"does not run on a tiny model: {error}")
@@ -62,56 +62,59 @@ def frequency(plan: Recipe, subject_of: Callable[[int], Subject], trial: Trial, 
         f"{unit} {worst.distance:.3f}, of which {worst.floor:.3f} is chance"
     )
     passed = all(one.passes(alpha) for one in found)
-    words = f"total variation of the first two {unit}"
-    return Check(name, outcome(plan, passed), detail, worst.distance, words)
+    description = f"total variation of the first two {unit}"
+    return Check(name, outcome(plan, passed), detail, worst.distance, description)
 
 
 def greedy_equality(
     plan: Recipe,
-    wanted: Runner | None,  # None = there is no other way to answer
-    found: Runner,
+    reference: Runner | None,  # None = there is none
+    runner: Runner,
     requests: Sequence[Mapping[str, Any]],
     trial: Trial,
-    whose: str,
+    reference_name: str,
 ) -> Check:
-    """Greedy answers against a reference that is not the recipe itself."""
-    if wanted is None:
+    """Compare greedy outputs with those of another decoder."""
+    if reference is None:
         return Check("greedy equality", "skipped", ITSELF)
     cases = [(request, 0) for request in requests]
-    return _equality("greedy", plan, (wanted, found), cases, trial, f"answers are those of {whose}")
+    description = f"outputs equal those of {reference_name}"
+    return _equality("greedy", plan, (reference, runner), cases, trial, description)
 
 
 def seeded_equality(
     plan: Recipe,
-    plain: Runner | None,  # None = `found` is that itself
-    found: Runner,
+    plain: Runner | None,  # None = `runner` is plain decoding
+    runner: Runner,
     requests: Sequence[Mapping[str, Any]],
     trial: Trial,
 ) -> Check:
-    """Samples against plain decoding with the same seed, which coupled noise promises."""
+    """Compare samples with plain decoding of the same seed; exact for coupled noise."""
     if not plan.verifier.couples:
         return Check(
-            "seeded equality", "skipped", "other draws of the same distribution; see enumeration"
+            "seeded equality",
+            "skipped",
+            "samples are others of the same distribution; see enumeration",
         )
     if plain is None:
         return Check("seeded equality", "skipped", ITSELF)
     cases = [(requests[seed % len(requests)], seed) for seed in range(trial.seeds)]
     return _equality(
-        "seeded", plan, (plain, found), cases, trial, "seeds give plain decoding's answer"
+        "seeded", plan, (plain, runner), cases, trial, "seeds give plain decoding's output"
     )
 
 
 def _equality(
-    sort: str,
+    kind: str,
     plan: Recipe,
-    both: tuple[Runner, Runner],  # the reference, and who must answer like it
+    both: tuple[Runner, Runner],  # the reference, and the runner that must equal it
     cases: Sequence[tuple[Mapping[str, Any], int]],
     trial: Trial,
-    words: str,
+    description: str,
 ) -> Check:
-    """What comparing found; nothing where the drafter failed: what answers then is no recipe."""
-    name, told = f"{sort} equality", equal(sort, *both, cases, trial.progress)
-    if told.fallback is not None and not told.first_difference:
-        return Check(name, "skipped", f"the drafter failed: {told.fallback}")
-    detail = f"{told.same} of {told.total} {words} {told.first_difference}"
-    return Check(name, outcome(plan, told.passed), detail.strip())
+    """Compare two runners; skipped where the drafter failed, as plain decoding took its place."""
+    name, found = f"{kind} equality", compare_runners(kind, *both, cases, trial.progress)
+    if found.fallback is not None and not found.first_difference:
+        return Check(name, "skipped", f"the drafter failed: {found.fallback}")
+    detail = f"{found.same} of {found.total} {description} {found.first_difference}"
+    return Check(name, outcome(plan, found.is_equal), detail.strip())

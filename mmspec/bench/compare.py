@@ -1,4 +1,4 @@
-"""The benchmark: recipes against plain decoding and the library's own ways, in one process."""
+"""The benchmark: recipes against plain decoding and the library's own methods, in one process."""
 
 from __future__ import annotations
 
@@ -8,44 +8,42 @@ from typing import Any
 
 import torch
 
-from mmspec.api import Accelerated
-from mmspec.bench.efficiency import efficiencies
-from mmspec.bench.environment import environment, peak_memory_bytes
-from mmspec.bench.progress import Progress, silent
-from mmspec.bench.race import Laps, race
-from mmspec.bench.report import Report
-from mmspec.bench.row import Found, Row, row
+from mmspec.accelerated import Accelerated
+from mmspec.bench.efficiency import measure_efficiency
+from mmspec.bench.reporting import Progress, Report, describe_environment, peak_memory_bytes, silent
+from mmspec.bench.row import Measurements, Row, make_row
+from mmspec.bench.timing import Timings, time_runners
 from mmspec.modality import Runner, RunResults, Workload
 
 PLAIN = "plain"
-JUDGED_SEED = 1000  # how far the seeds of judged requests lie from those of timed ones
+JUDGED_SEED = 1000  # offset of the seeds of judged requests
 
 
 @dataclass(frozen=True)
 class Comparison(Report):
-    """What `mmspec bench` reports, whatever was decoded."""
+    """What `mmspec bench` reports, for all modalities."""
 
     model: str
     modality: str
     rows: list[Row]  # plain decoding, then the recipes
-    baselines: list[Row]  # the library's own ways, peers, and what was left out
-    controls: list[Row]  # drafters that know nothing
+    baselines: list[Row]  # the library's own methods, peers, and what was skipped
+    controls: list[Row]  # uninformed drafters
     requests: int
     repeats: int
-    judged: int  # requests that the judges looked at
+    judged: int  # requests of the quality measures
     batch: int
     settings: dict[str, Any]
     peak_memory_bytes: int
     environment: dict[str, Any] = field(default_factory=dict)
 
     def row(self, name: str) -> Row:
-        """The line of a contestant. Raises KeyError for one that there is not."""
+        """Return the row of a runner by name. Raises KeyError for unknown names."""
         return {one.recipe: one for one in (*self.rows, *self.baselines, *self.controls)}[name]
 
 
 @dataclass(frozen=True)
-class _Field:
-    """Who runs."""
+class _Runners:
+    """All runners, and why some are missing."""
 
     baselines: Mapping[str, Runner]
     ours: Mapping[str, Runner]  # plain decoding first
@@ -54,7 +52,7 @@ class _Field:
     missing: Mapping[str, str]
 
     @property
-    def everybody(self) -> dict[str, Runner]:
+    def all(self) -> dict[str, Runner]:
         return {**self.baselines, **self.ours, **self.peers, **self.controls}
 
 
@@ -72,52 +70,56 @@ def compare(
     efficiency: bool = True,
     progress: Progress = silent,
 ) -> Comparison:
-    """Measure accelerated models of one target; everybody answers everything in turns.
+    """Measure accelerated models of one target, which all decode the same requests in turns.
 
-    `model` and `drafters` (of each recipe) are names for the report. Raises ValueError where there
-    is nothing to measure, or two contestants share a name.
+    `model` and `drafters` (of each recipe) are names for the report. Raises ValueError without
+    recipes or requests, and where two runners share a name.
     """
     if not recipes or not workload.timed:
-        raise ValueError("there is nothing to measure; give a recipe and a request at least")
-    runs = _entered(recipes, workload, peers, controls, seed, progress)
-    found, missing = _measured(runs, workload, repeats, seed, efficiency, progress)
-    device, there = torch.device(workload.device), found.laps
+        raise ValueError("there is nothing to measure; give at least one recipe and one request")
+    runs = _collect_runners(recipes, workload, peers, controls, seed, progress)
+    found, missing = _measure(runs, workload, repeats, seed, efficiency, progress)
+    device, timings = torch.device(workload.device), found.timings
     others = {**runs.baselines, **runs.peers}
     return Comparison(
         model=model,
         modality=next(iter(recipes.values())).modality.name,
-        rows=[row(name, found, (drafters or {}).get(name)) for name in runs.ours if name in there],
+        rows=[
+            make_row(name, found, (drafters or {}).get(name))
+            for name in runs.ours
+            if name in timings
+        ],
         baselines=[
-            *(row(name, found) for name in others if name in there),
+            *(make_row(name, found) for name in others if name in timings),
             *(Row(name, skipped=why) for name, why in missing.items()),
         ],
-        controls=[row(name, found) for name in runs.controls],
+        controls=[make_row(name, found) for name in runs.controls],
         requests=len(workload.timed),
         repeats=repeats,
         judged=len(workload.judged or workload.timed),
         batch=workload.batch,
         settings=dict(workload.settings),
         peak_memory_bytes=peak_memory_bytes(device),
-        environment={**environment(device, workload.batch), **workload.environment},
+        environment={**describe_environment(device, workload.batch), **workload.environment},
     )
 
 
-def _measured(
-    runs: _Field,
+def _measure(
+    runs: _Runners,
     workload: Workload,
     repeats: int,
     seed: int,
     efficiency: bool,
     progress: Progress,
-) -> tuple[Found, dict[str, str]]:
-    """Race, judges and replays; and why some could not take part.
+) -> tuple[Measurements, dict[str, str]]:
+    """Time, judge and replay all runners; also return why some could not run.
 
-    Plain decoding may fail where a baseline can stand in for it.
+    Plain decoding may fail where a baseline can replace it.
     """
     may_fail = {*runs.baselines, *runs.peers, *([PLAIN] if runs.baselines else [])}
     device = torch.device(workload.device)
-    held = race(
-        runs.everybody,
+    timed = time_runners(
+        runs.all,
         workload.timed,
         repeats,
         seed=seed,
@@ -125,60 +127,66 @@ def _measured(
         may_fail=may_fail,
         progress=progress,
     )
-    missing = {**runs.missing, **held.failed}
-    base = next((name for name in runs.baselines if name in held.laps), None)
-    reference = PLAIN if PLAIN in held.laps else base
+    missing = {**runs.missing, **timed.failures}
+    base = next((name for name in runs.baselines if name in timed.timings), None)
+    reference = PLAIN if PLAIN in timed.timings else base
     if reference is None:
         raise ValueError(f"neither plain decoding nor a baseline could run: {missing}")
-    shown = _shown(runs, held.laps, workload, seed, progress)
-    found = Found(workload, held.laps, shown, reference, base)
+    judged = _run_judged(runs, timed.timings, workload, seed, progress)
+    found = Measurements(workload, timed.timings, judged, reference, base)
     if not (efficiency and workload.replayed):
         return found, missing
-    ours = {name: one for name, one in runs.ours.items() if name in held.laps}
-    asked = workload.timed[: workload.replayed]
-    shares = efficiencies(ours, asked, min(repeats, 3), seed, device, progress)
+    ours = {name: one for name, one in runs.ours.items() if name in timed.timings}
+    replayed = workload.timed[: workload.replayed]
+    shares = measure_efficiency(ours, replayed, min(repeats, 3), seed, device, progress)
     return replace(found, efficiencies=shares), missing
 
 
-def _entered(
+def _collect_runners(
     recipes: Mapping[str, Accelerated],
     workload: Workload,
     peers: bool,
     controls: bool,
     seed: int,
     progress: Progress,
-) -> _Field:
-    """Everybody who is to run, plain decoding beside the recipes."""
+) -> _Runners:
+    """Return all runners: baselines, plain decoding, recipes, peers and controls."""
     fast = {name: workload.fast(one) for name, one in recipes.items()}
     more, missing = dict[str, Runner](), dict(workload.missing)
     if peers and workload.peers is not None:
         found, why = workload.peers(fast, seed, progress)
         more, missing = dict(found), {**missing, **why}
-    blind: dict[str, Runner] = {}
+    uninformed: dict[str, Runner] = {}
     if controls:
         if workload.controls is None:
-            raise ValueError("this modality decodes no ids, so it has no control; drop controls=")
-        known = [workload.plain.run(asked, seed) for asked in workload.timed[:4]]
-        blind = {name: workload.fast(one) for name, one in workload.controls(known).items()}
-    runs = _Field(workload.baselines, {PLAIN: workload.plain, **fast}, more, blind, missing)
+            raise ValueError(
+                "this modality decodes no token ids, so it has no control; drop controls="
+            )
+        known = [workload.plain.run(request, seed) for request in workload.timed[:4]]
+        uninformed = {name: workload.fast(one) for name, one in workload.controls(known).items()}
+    runs = _Runners(workload.baselines, {PLAIN: workload.plain, **fast}, more, uninformed, missing)
     names = [*runs.baselines, *runs.ours, *runs.peers, *runs.controls]
     twice = sorted({name for name in names if names.count(name) > 1})
     if twice:
-        raise ValueError(f"two contestants are called {', '.join(twice)}; name recipes otherwise")
+        raise ValueError(f"two runners are called {', '.join(twice)}; rename recipes")
     return runs
 
 
-def _shown(
-    runs: _Field, laps: Mapping[str, Laps], workload: Workload, seed: int, progress: Progress
+def _run_judged(
+    runs: _Runners,
+    timings: Mapping[str, Timings],
+    workload: Workload,
+    seed: int,
+    progress: Progress,
 ) -> RunResults:
-    """What the judges look at, of everybody who is still there; controls are not judged."""
-    judged = {name: lap.answers for name, lap in laps.items() if name not in runs.controls}
+    """Return results for the quality measures, of all runners but controls."""
+    judged = {name: one.results for name, one in timings.items() if name not in runs.controls}
     if not workload.judged or not workload.qualities:
         return judged
-    everybody = runs.everybody
-    shown: dict[str, list[Any]] = {name: [] for name in judged}
-    for index, asked in enumerate(workload.judged):
-        for name, answers in shown.items():
-            answers.append(everybody[name].run(asked, seed + JUDGED_SEED + index))
-        progress("answer for the judges", index + 1, len(workload.judged))
-    return shown
+    runners = runs.all
+    collected: dict[str, list[Any]] = {name: [] for name in judged}
+    for index, request in enumerate(workload.judged):
+        for name, results in collected.items():
+            results.append(runners[name].run(request, seed + JUDGED_SEED + index))
+        progress("judge", index + 1, len(workload.judged))
+    return collected

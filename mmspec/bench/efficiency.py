@@ -1,4 +1,4 @@
-"""How much of a run's wall time its forwards alone would have needed."""
+"""Engine efficiency: the share of the wall time that the forwards alone need."""
 
 from __future__ import annotations
 
@@ -9,37 +9,36 @@ from typing import Any
 
 import torch
 
-from mmspec.bench.environment import seconds
-from mmspec.bench.forwards import Replay, recording, replay
-from mmspec.bench.progress import Progress, silent
+from mmspec.bench.forwards import Replay, record_forwards, replay
+from mmspec.bench.reporting import Progress, read_clock, silent
 from mmspec.modality import Runner
 
 
 @dataclass(frozen=True)
 class Efficiency:
-    """Medians over repeats, summed over requests, in seconds."""
+    """Seconds, medians over repeats, summed over requests."""
 
     wall: float
     forwards: float
 
     @property
     def share(self) -> float:
-        """Engine efficiency: 1 = nothing but forwards."""
+        """Engine efficiency; 1 = forwards only."""
         return self.forwards / self.wall if self.wall else 0.0
 
 
-def efficiencies(
-    contestants: Mapping[str, Runner],
+def measure_efficiency(
+    runners: Mapping[str, Runner],
     requests: Sequence[Mapping[str, Any]],
     repeats: int,
     seed: int,
     device: torch.device,
     progress: Progress = silent,
 ) -> dict[str, Efficiency]:
-    """Run and replay in turns, request by request, all contestants side by side."""
-    names, wall, alone = list(contestants), [0.0] * len(contestants), [0.0] * len(contestants)
+    """Run and replay all runners in turns, request by request."""
+    names, wall, alone = list(runners), [0.0] * len(runners), [0.0] * len(runners)
     for done, request in enumerate(requests):
-        found = run_and_replay(list(contestants.values()), request, repeats, seed + done, device)
+        found = run_and_replay(list(runners.values()), request, repeats, seed + done, device)
         for index, pairs in enumerate(found):
             wall[index] += median(run for run, _ in pairs)
             alone[index] += median(forwards.total for _, forwards in pairs)
@@ -49,24 +48,24 @@ def efficiencies(
 
 
 def run_and_replay(
-    contestants: Sequence[Runner],
+    runners: Sequence[Runner],
     request: Mapping[str, Any],
     repeats: int,
     seed: int,
     device: torch.device,
 ) -> list[list[tuple[float, Replay]]]:
-    """Each one's wall seconds of a run and its forwards alone, `repeats` times; warmed up."""
+    """Return (wall seconds, replay) of every runner, `repeats` times, after a warm-up."""
     tapes = []
-    for one in contestants:
-        one.run_first_token(request, seed)  # what an engine checks once is no part of a run
-        with recording(one) as tape:
+    for one in runners:
+        one.run_first_token(request, seed)  # one-time checks of an engine are not timed
+        with record_forwards(one) as tape:
             one.run(request, seed)
         replay(tape, device)
         tapes.append(tape)
-    pairs: list[list[tuple[float, Replay]]] = [[] for _ in contestants]
+    pairs: list[list[tuple[float, Replay]]] = [[] for _ in runners]
     for _ in range(repeats):
-        for one, tape, found in zip(contestants, tapes, pairs, strict=True):
-            start = seconds(device)
+        for one, tape, found in zip(runners, tapes, pairs, strict=True):
+            start = read_clock(device)
             one.run(request, seed)
-            found.append((seconds(device) - start, replay(tape, device)))
+            found.append((read_clock(device) - start, replay(tape, device)))
     return pairs

@@ -1,4 +1,4 @@
-"""Proof by enumeration: the distribution that a verifier emits, against the target's own."""
+"""Proof by enumeration: the output distribution of a verifier against the target's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.draft import Kind, Verifier
 from mmspec.trees import Tree
-from mmspec.verifiers.enumeration import Table, ancestral, joint
+from mmspec.verifiers.enumeration import Table, ancestral_joint, enumerate_joint
 
 TOLERANCE = 1e-12
 VECTORS = (  # p, q: the oracle vectors of the verifiers' tests
@@ -23,8 +23,8 @@ VECTORS = (  # p, q: the oracle vectors of the verifiers' tests
 
 
 @dataclass(frozen=True)
-class Enumerated:
-    """The largest error over all cases, and the largest distance of the first two tokens' distribution."""
+class EnumerationResult:
+    """Largest error over all cases, and largest distance of the first two tokens' distribution."""
 
     cases: int
     error: float
@@ -32,38 +32,38 @@ class Enumerated:
     kinds: tuple[str, ...]
 
     @property
-    def passed(self) -> bool:
+    def is_exact(self) -> bool:
         return self.error <= TOLERANCE
 
 
 def enumerate_verifier(
     verifier: Verifier, kinds: tuple[Kind, ...], size: int | None = None
-) -> Enumerated:
-    """Try every draft, decision and correction on chains and small trees.
+) -> EnumerationResult:
+    """Enumerate every draft, decision and correction on chains and small trees.
 
-    `size` is the vocabulary that the verifier is made for, None = any. Raises ValueError where it
-    reads noise that cannot be enumerated.
+    `size` is the vocabulary size of the verifier, None = any. Raises ValueError where the noise
+    cannot be enumerated.
     """
     cases, error, distance = 0, 0.0, 0.0
     counted = tuple(kind for kind in kinds if kind is not Kind.RACE)
     if not counted:
-        raise ValueError("it takes no drafts but races, whose noise leaves nothing to enumerate")
+        raise ValueError("it only takes race drafts, whose noise cannot be enumerated")
     for kind in counted:
         for tree in _trees(verifier, kind):
             for p, q in _distributions(tree, size):
-                found = joint(p, q, verifier, tree, kind)
-                wanted = ancestral(p, tree.depth + 1)
-                error = max(error, float((found - wanted).abs().max()))
+                found = enumerate_joint(p, q, verifier, tree, kind)
+                expected = ancestral_joint(p, tree.depth + 1)
+                error = max(error, float((found - expected).abs().max()))
                 beyond = tuple(range(2, found.dim()))
-                gap = (found - wanted).sum(beyond) if beyond else found - wanted
+                gap = (found - expected).sum(beyond) if beyond else found - expected
                 distance = max(distance, float(gap.abs().sum() / 2))
                 cases += 1
-    return Enumerated(cases, error, distance, tuple(kind.name for kind in counted))
+    return EnumerationResult(cases, error, distance, tuple(kind.name for kind in counted))
 
 
 def _trees(verifier: Verifier, kind: Kind) -> list[Tree]:
     chains = [Tree.chain(1), Tree.chain(2), Tree.chain(3)]
-    if not verifier.trees:
+    if not verifier.uses_trees:
         return chains
     return [*chains, Tree.branching([2]), Tree.branching([2, 1])]
 
@@ -77,7 +77,7 @@ def _distributions(tree: Tree, size: int | None) -> Iterator[tuple[Table, Table]
 
 
 def _by_prefix(seed: int, size: int) -> Callable[[tuple[int, ...]], Tensor]:
-    """Distributions that depend on the whole prefix, with zeros in them."""
+    """Return random distributions that depend on the whole prefix and contain zeros."""
 
     def at(prefix: tuple[int, ...]) -> Tensor:
         draw = random.Random(f"{seed} {prefix}")

@@ -1,4 +1,4 @@
-"""Value for value: two contestants that must answer alike."""
+"""Compare the outputs of two runners, value for value."""
 
 from __future__ import annotations
 
@@ -6,50 +6,50 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mmspec.bench.progress import Progress
+from mmspec.bench.reporting import Progress
 from mmspec.modality import Runner
 
 
 @dataclass(frozen=True)
-class Equal:
-    """How many answers were the same, and the first that was not."""
+class EqualityResult:
+    """Number of equal outputs, and the first difference."""
 
     same: int
     total: int
     first_difference: str = ""
-    fallback: str | None = None  # why the drafter was retired: what follows is plain decoding
+    fallback: str | None = None  # why the drafter was disabled; plain decoding follows
 
     @property
-    def passed(self) -> bool:
+    def is_equal(self) -> bool:
         return self.same == self.total
 
 
-def equal(
+def compare_runners(
     stage: str,
-    wanted: Runner,
-    found: Runner,
+    reference: Runner,
+    runner: Runner,
     cases: Sequence[tuple[Mapping[str, Any], int]],
     progress: Progress,
-) -> Equal:
-    """Both on every request, with its seed, up to where a drafter fails."""
+) -> EqualityResult:
+    """Run both on every (request, seed); stop where a drafter fails."""
     same, difference = 0, ""
     for index, (request, seed) in enumerate(cases):
-        right = wanted.run(request, seed).values
-        answer = found.run(request, seed)
-        mine = answer.values
-        same += right == mine
-        if right != mine and not difference:
-            difference = f"case {index}: {_where(right, mine)}"
-        if answer.stats is not None and answer.stats.fallback is not None:
-            return Equal(same, len(cases), difference, answer.stats.fallback)
+        expected = reference.run(request, seed).values
+        result = runner.run(request, seed)
+        values = result.values
+        same += expected == values
+        if expected != values and not difference:
+            difference = f"case {index}: {_first_difference(expected, values)}"
+        if result.stats is not None and result.stats.fallback is not None:
+            return EqualityResult(same, len(cases), difference, result.stats.fallback)
         progress(stage, index + 1, len(cases))
-    return Equal(same, len(cases), difference)
+    return EqualityResult(same, len(cases), difference)
 
 
-def _where(right: Sequence[Sequence[Any]], mine: Sequence[Sequence[Any]]) -> str:
-    for row, (a, b) in enumerate(zip(right, mine, strict=True)):
-        for place in range(max(len(a), len(b))):
-            if a[place : place + 1] != b[place : place + 1]:
-                wanted, found = a[place : place + 3], b[place : place + 3]
-                return f"row {row}, token {place}: {wanted} became {found}"
+def _first_difference(expected: Sequence[Sequence[Any]], values: Sequence[Sequence[Any]]) -> str:
+    for row, (a, b) in enumerate(zip(expected, values, strict=True)):
+        for position in range(max(len(a), len(b))):
+            if a[position : position + 1] != b[position : position + 1]:
+                left, right = a[position : position + 3], b[position : position + 3]
+                return f"row {row}, token {position}: {left} became {right}"
     return "nowhere"

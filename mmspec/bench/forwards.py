@@ -1,10 +1,9 @@
-"""The forwards of a run, recorded and replayed: the time that the models alone need.
+"""Record and replay the forwards of a run, to measure the time that the models alone need.
 
-While a run is recorded, PyTorch's forward hooks keep every outermost call of a module: the tensors,
-and where the cache wrote. `replay` makes the same calls with the same tensors and nothing in
-between: no masks are built, nothing is sampled, verified or read back. That time over the wall time
-of the run is the engine's efficiency; the rest is our overhead. Which modules there are is not
-listed anywhere: they are found in what runs.
+Forward hooks record every outermost module call: its tensors, and the cache slots it wrote.
+`replay` makes the same calls with the same tensors and nothing in between: no masks are built,
+nothing is sampled, verified or read back. That time over the wall time of the run is the engine
+efficiency; the rest is overhead. Modules are found by walking the attributes of the runner.
 """
 
 from __future__ import annotations
@@ -19,7 +18,8 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, EncoderDecoderCache
 
-from mmspec.bench.environment import seconds
+from mmspec import _hf_cache
+from mmspec.bench.reporting import read_clock
 from mmspec.targets.cache import SlotCache
 
 _LIBRARIES = frozenset(
@@ -29,14 +29,15 @@ _LIBRARIES = frozenset(
 
 @dataclass(frozen=True)
 class Forward:
-    """One outermost call of a module, its tensors copied; `plan` is where its cache wrote."""
+    """One outermost module call with copies of its tensors; `plan` holds its cache slots."""
 
     module: nn.Module
     args: tuple[Any, ...]
     kwargs: dict[str, Any]
     cache: int | None = None  # index among the tape's caches
     plan: tuple[Any, ...] = ()  # start, view, slots, rows
-    is_first: bool = False  # the first on its cache: a prompt
+    is_first: bool = False  # the first call with its cache: a prompt
+    cache_name: str = ""  # its argument
 
 
 @dataclass
@@ -44,10 +45,10 @@ class Tape:
     """The forwards of one run, in order, and the caches they wrote to."""
 
     forwards: list[Forward] = field(default_factory=list)
-    caches: list[tuple[Cache, Cache]] = field(default_factory=list)  # and as they were at first
+    caches: list[tuple[Cache, Cache]] = field(default_factory=list)  # and their initial copies
 
     def index(self, cache: Cache) -> tuple[int, bool]:
-        """The number of a cache, and whether it is new."""
+        """Return the index of a cache, and whether it is new."""
         for index, (known, _) in enumerate(self.caches):
             if known is cache:
                 return index, False
@@ -56,7 +57,7 @@ class Tape:
 
     @property
     def prompts(self) -> int:
-        """Forwards up to the last one that reads a prompt."""
+        """Number of forwards up to the last one that reads a prompt."""
         first = [index for index, call in enumerate(self.forwards) if call.is_first]
         return first[-1] + 1 if first else 0
 
@@ -74,64 +75,66 @@ class Replay:
 
 
 @contextmanager
-def recording(part: Any) -> Iterator[Tape]:
-    """Record every forward of whatever `part` (a contestant, an accelerated model) runs."""
+def record_forwards(part: Any) -> Iterator[Tape]:
+    """Record every forward that `part` (a runner, an accelerated model) makes."""
     tape = Tape()
 
-    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        given = {name: _copy(value) for name, value in kwargs.items() if name != "past_key_values"}
-        cache = kwargs.get("past_key_values")
+    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        name = next((one for one in _hf_cache.CACHE_NAMES if kwargs.get(one) is not None), "")
+        given = {key: _copy(value) for key, value in kwargs.items() if key != name}
+        cache = kwargs.get(name)
         if cache is None:
             tape.forwards.append(Forward(module, _copy(args), given))
             return
         index, is_first = tape.index(cache)
-        plan = _slots(cache).plan
-        places = (plan.start, plan.view, plan.slots, plan.rows)
-        tape.forwards.append(Forward(module, _copy(args), given, index, places, is_first))
+        plan = _slot_cache(cache).plan
+        written = (plan.start, plan.view, plan.slots, plan.rows)
+        made = Forward(module, _copy(args), given, index, written, is_first, name)
+        tape.forwards.append(made)
 
-    with _outermost(part, note, lambda: None):
+    with _hook_outermost(part, record, lambda: None):
         yield tape
 
 
 @contextmanager
-def stopwatch(part: Any, device: torch.device) -> Iterator[list[float]]:
-    """Note the seconds of every forward while it happens."""
+def time_forwards(part: Any, device: torch.device) -> Iterator[list[float]]:
+    """Collect the seconds of every forward."""
     spent, started = list[float](), [0.0]
 
     def start(*_: Any) -> None:
-        started[0] = seconds(device)
+        started[0] = read_clock(device)
 
-    with _outermost(part, start, lambda: spent.append(seconds(device) - started[0])):
+    with _hook_outermost(part, start, lambda: spent.append(read_clock(device) - started[0])):
         yield spent
 
 
 @torch.no_grad()
 def replay(tape: Tape, device: torch.device) -> Replay:
-    """Make the recorded calls again, as fast as they go, on fresh caches."""
-    caches = [_fresh(*pair) for pair in tape.caches]
-    calls = [_bound(call, caches) for call in tape.forwards]
+    """Repeat the recorded calls on fresh caches, as fast as possible."""
+    caches = [_copy_cache(*pair) for pair in tape.caches]
+    calls = [_bind_call(call, caches) for call in tape.forwards]
     prompts = tape.prompts
-    start = seconds(device)
+    start = read_clock(device)
     for call in calls[:prompts]:
         call()
-    middle = seconds(device)
+    middle = read_clock(device)
     for call in calls[prompts:]:
         call()
-    return Replay(middle - start, seconds(device) - middle)
+    return Replay(middle - start, read_clock(device) - middle)
 
 
-def modules(part: Any, seen: set[int] | None = None) -> list[nn.Module]:
-    """Every module within a part, theirs included; of an object of a library only its own ones."""
+def find_modules(part: Any, seen: set[int] | None = None) -> list[nn.Module]:
+    """Find all modules in an object, recursively; in library objects only direct attributes."""
     seen = set() if seen is None else seen
     if id(part) in seen or isinstance(part, Tensor | type | str | int | float | None):
         return []
     seen.add(id(part))
     if isinstance(part, nn.Module):
         return list(part.modules())
-    return [found for inner in _inner(part) for found in modules(inner, seen)]
+    return [found for inner in _children(part) for found in find_modules(inner, seen)]
 
 
-def _inner(part: Any) -> Sequence[Any]:
+def _children(part: Any) -> Sequence[Any]:
     if isinstance(part, list | tuple):
         return part
     if isinstance(part, dict):
@@ -143,7 +146,9 @@ def _inner(part: Any) -> Sequence[Any]:
 
 
 @contextmanager
-def _outermost(part: Any, begin: Callable[..., None], end: Callable[[], None]) -> Iterator[None]:
+def _hook_outermost(
+    part: Any, begin: Callable[..., None], end: Callable[[], None]
+) -> Iterator[None]:
     """Call `begin(module, args, kwargs)` and `end()` around outermost forwards."""
     inside, handles, hooked = [0], [], set[int]()
 
@@ -157,8 +162,8 @@ def _outermost(part: Any, begin: Callable[..., None], end: Callable[[], None]) -
         if not inside[0]:
             end()
 
-    for module in modules(part):
-        if id(module._forward_pre_hooks) in hooked:  # thinner copies share their hooks
+    for module in find_modules(part):
+        if id(module._forward_pre_hooks) in hooked:  # copies share their hooks
             continue
         hooked.add(id(module._forward_pre_hooks))
         handles.append(module.register_forward_pre_hook(before, with_kwargs=True))
@@ -170,28 +175,28 @@ def _outermost(part: Any, begin: Callable[..., None], end: Callable[[], None]) -
             handle.remove()
 
 
-def _slots(cache: Cache) -> SlotCache:
-    """Where a cache writes what is decoded; an encoder's side is written once."""
+def _slot_cache(cache: Cache) -> SlotCache:
+    """Return the cache of the decoder; an encoder's is written once."""
     own = cache.self_attention_cache if isinstance(cache, EncoderDecoderCache) else cache
     assert isinstance(own, SlotCache)
     return own
 
 
-def _fresh(cache: Cache, first: Cache) -> Cache:
-    """A cache as it was before its first forward, with room for what comes."""
+def _copy_cache(cache: Cache, first: Cache) -> Cache:
+    """Copy the initial state of a cache, with the capacity of its final one."""
     made = copy.deepcopy(first)
-    _slots(made).plan.capacity = _slots(cache).plan.capacity
+    _slot_cache(made).plan.capacity = _slot_cache(cache).plan.capacity
     return made
 
 
-def _bound(call: Forward, caches: Sequence[Cache]) -> Callable[[], Any]:
+def _bind_call(call: Forward, caches: Sequence[Cache]) -> Callable[[], Any]:
     if call.cache is None:
         return lambda: call.module(*call.args, **call.kwargs)
     cache = caches[call.cache]
-    arguments = {**call.kwargs, "past_key_values": cache}
+    arguments = {**call.kwargs, call.cache_name: cache}
 
     def run() -> Any:
-        plan = _slots(cache).plan
+        plan = _slot_cache(cache).plan
         plan.start, plan.view, plan.slots, plan.rows = call.plan
         return call.module(*call.args, **arguments)
 

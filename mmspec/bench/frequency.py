@@ -1,4 +1,4 @@
-"""A frequency test of the real loop: what a recipe samples, against a tiny model's own distribution."""
+"""Frequency test of the whole loop: samples against a tiny model's exact distribution."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.bench.progress import Progress, silent
+from mmspec.bench.reporting import Progress, silent
 from mmspec.stats import Stats
 
 LENGTH = 3  # tokens counted together: the first from the prefill, the others from a round
-LEAST = 5.0  # expected counts below this are thrown together
+MIN_EXPECTED = 5.0  # cells with smaller expected counts are merged
 
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Chi-square of the first tokens' joint counts, and total variation of the first two."""
+    """Chi-square of the joint counts of the first tokens, and total variation of the first two."""
 
     samples: int
     statistic: float
     cells: int
     p_value: float
     distance: float
-    floor: float  # mean distance that as many samples of the right distribution have
+    floor: float  # mean distance of as many samples of the exact distribution
 
     def passes(self, alpha: float) -> bool:
         return self.p_value >= alpha
@@ -32,49 +32,49 @@ class Frequencies:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is sampled: (batch, first row id, seed) -> tokens (B, LENGTH), and their own distribution."""
+    """A sampler, (batch, first row id, seed) -> tokens (B, LENGTH), and its exact distribution."""
 
     distribution: Tensor  # (V,) * LENGTH
     sample: Callable[[int, int, int], Tensor]
 
 
-def frequencies(
+def measure_frequencies(
     subject: Subject,
     samples: int = 6000,
     batch: int = 500,
     seed: int = 0,
     progress: Progress = silent,
 ) -> Frequencies:
-    """Sample through the whole loop, rows of a batch being independent."""
+    """Sample through the whole loop; rows of a batch are independent."""
     distribution = subject.distribution
     size = distribution.shape[0]
     counts = torch.zeros_like(distribution).flatten()
-    drawn = 0
-    while drawn < samples:
-        tokens = subject.sample(batch, drawn, seed)
+    count = 0
+    while count < samples:
+        tokens = subject.sample(batch, count, seed)
         code = torch.zeros(len(tokens), dtype=torch.int64)
         for step in range(LENGTH):
             code = code * size + tokens[:, step]
         counts += torch.bincount(code, minlength=counts.numel())
-        drawn += len(tokens)
-        progress("sample", min(drawn, samples), samples)
-    statistic, cells = chi_square(counts, distribution.flatten() * drawn)
-    pairs = counts.reshape(size * size, -1).sum(1) / drawn
-    wanted = distribution.reshape(size * size, -1).sum(1)
-    floor = (wanted * (1 - wanted) / drawn * 2 / torch.pi).sqrt().sum() / 2
+        count += len(tokens)
+        progress("sample", min(count, samples), samples)
+    statistic, cells = chi_square(counts, distribution.flatten() * count)
+    pairs = counts.reshape(size * size, -1).sum(1) / count
+    expected = distribution.reshape(size * size, -1).sum(1)
+    floor = (expected * (1 - expected) / count * 2 / torch.pi).sqrt().sum() / 2
     return Frequencies(
-        drawn,
+        count,
         statistic,
         cells,
         p_value(statistic, cells - 1),
-        float((pairs - wanted).abs().sum() / 2),
+        float((pairs - expected).abs().sum() / 2),
         float(floor),
     )
 
 
 def chi_square(counts: Tensor, expected: Tensor) -> tuple[float, int]:
-    """The statistic and its number of cells; rare cells count as one."""
-    rare = expected < LEAST
+    """Return the statistic and the number of cells; rare cells are merged."""
+    rare = expected < MIN_EXPECTED
     left = torch.cat((expected[~rare], expected[rare].sum()[None]))
     seen = torch.cat((counts[~rare], counts[rare].sum()[None]))
     impossible = bool((seen[left == 0] > 0).any())
@@ -83,7 +83,7 @@ def chi_square(counts: Tensor, expected: Tensor) -> tuple[float, int]:
 
 
 def p_value(statistic: float, freedom: int) -> float:
-    """Chance of a larger statistic under the right distribution."""
+    """Probability of a larger statistic under the exact distribution."""
     if freedom < 1:
         return 1.0
     half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
@@ -91,6 +91,6 @@ def p_value(statistic: float, freedom: int) -> float:
 
 
 def refuse_fallback(stats: Stats) -> None:
-    """Plain decoding in the place of a drafter that failed would pass every test."""
+    """Raise ValueError where the drafter failed, as plain decoding would pass every test."""
     if stats.fallback is not None:
         raise ValueError(f"the drafter failed: {stats.fallback}")

@@ -1,7 +1,6 @@
-"""Tests of samples of numbers: against other samples, and against the normal distribution.
+"""Statistical tests of real-valued samples, against other samples and the normal distribution.
 
-Every function gives a p-value: the chance of something as odd, were the distribution right. Several
-numbers looked at together count as one test (Bonferroni).
+Functions return p-values; several statistics tested together are corrected (Bonferroni).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from torch import Tensor
 
 
 def moments(left: Tensor, right: Tensor) -> float:  # (n, d), (m, d)
-    """Means and second moments of two samples agree."""
+    """Test that means and second moments of two samples agree."""
     pairs = [_monomials(one.double()) for one in (left, right)]
     gap = pairs[0].mean(0) - pairs[1].mean(0)
     error = sum((one.var(0) / len(one) for one in pairs), torch.zeros_like(gap))
@@ -21,7 +20,7 @@ def moments(left: Tensor, right: Tensor) -> float:  # (n, d), (m, d)
 
 
 def kolmogorov(left: Tensor, right: Tensor) -> tuple[float, float]:  # (n,), (m,)
-    """The two-sample statistic, and its p-value by Kolmogorov's limit distribution."""
+    """Two-sample Kolmogorov-Smirnov statistic, and its asymptotic p-value."""
     both = torch.cat((left, right)).sort().values
     levels = [
         torch.searchsorted(one.sort().values, both, right=True).double() / len(one)
@@ -32,7 +31,7 @@ def kolmogorov(left: Tensor, right: Tensor) -> tuple[float, float]:  # (n,), (m,
 
 
 def kolmogorov_p_value(statistic: float) -> float:
-    """Chance that a Brownian bridge goes further than `statistic`."""
+    """Probability that the maximum of a Brownian bridge exceeds `statistic`."""
     if statistic < 0.3:
         return 1.0
     signs = (1.0 if k % 2 else -1.0 for k in range(1, 40))
@@ -41,7 +40,7 @@ def kolmogorov_p_value(statistic: float) -> float:
 
 
 def normal_p_value(scores: Tensor) -> float:  # (k,)
-    """Chance that the largest of k standard normal scores is as large, either way; a bound."""
+    """Two-sided bound on the probability that the largest of k normal scores is as large."""
     return min(1.0, len(scores) * math.erfc(float(scores.abs().max()) / math.sqrt(2)))
 
 
@@ -65,7 +64,7 @@ def uniform_p_value(levels: Tensor) -> float:  # (n,)
 
 
 def uniform_gap(levels: Tensor) -> float:  # (n,)
-    """The largest distance of their distribution function from the diagonal."""
+    """Return the largest distance of the empirical distribution function from the diagonal."""
     levels, count = levels.sort().values, len(levels)
     grid = torch.arange(1, count + 1) / count
     return float(torch.maximum(grid - levels, levels - grid + 1 / count).max())

@@ -15,8 +15,8 @@ SETTINGS: dict[str, Any] = {"svg.hashsalt": "mmspec", "font.size": 9}
 NUMBER: dict[str, Any] = {"fontsize": 7, "xytext": (3, 3), "textcoords": "offset points"}
 
 
-def relaxed(found: Sweep, file: Path) -> None:
-    """What relaxed recipes gain against what they lose, one line per recipe over its knob.
+def plot_relaxations(found: Sweep, file: Path) -> None:
+    """Plot speed against quality of relaxed recipes, one line per recipe over its knob.
 
     Raises ValueError without matplotlib.
     """
@@ -28,24 +28,24 @@ def relaxed(found: Sweep, file: Path) -> None:
         for index, recipe in enumerate(dict.fromkeys(point.recipe for point in found.points)):
             rows = [point.flat() for point in found.points if point.recipe == recipe]
             mark = MARKS[index % len(MARKS)]
-            how: dict[str, Any] = {"color": f"C{index}", "marker": mark, "label": recipe}
-            _line(axes[0], rows, "distance", "fewer_calls", how)
-            _line(axes[1], rows, "fewer_calls", "speedup_over_plain", how)
+            style: dict[str, Any] = {"color": f"C{index}", "marker": mark, "label": recipe}
+            _line(axes[0], rows, "distance", "fewer_calls", style)
+            _line(axes[1], rows, "fewer_calls", "speedup_over_plain", style)
             for place, quality in zip(axes[2:], qualities, strict=True):
-                gap = (f"{quality} gap", how, f"{quality} gap_error")
+                gap = (f"{quality} gap", style, f"{quality} gap_error")
                 _line(place, rows, "fewer_calls", *gap)
         _name(axes[0], "over-accepted mass per token", "times fewer target calls")
         _name(axes[1], "times fewer target calls", "wall-clock speed-up")
         for place, quality in zip(axes[2:], qualities, strict=True):
             place.axhline(0, color="0.6", linestyle=":")
             _name(place, "times fewer target calls", f"{quality}, less that of plain")
-        axes[1].legend()  # every recipe has a time, not every one a mass
+        axes[1].legend()  # every recipe has a time, some have no mass
         _save(figure, file)
         pyplot.close(figure)
 
 
 def _pyplot() -> Any:
-    """Drawing into files. Raises ValueError without matplotlib."""
+    """Return pyplot with the file backend. Raises ValueError without matplotlib."""
     try:
         import matplotlib
     except ImportError as error:
@@ -57,12 +57,12 @@ def _pyplot() -> Any:
 
 
 def _save(figure: Any, file: Path) -> None:
-    """The same file for the same numbers."""
+    """Save without a date, so that the same numbers give the same file."""
     figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
-def compressed(found: Catalogue, file: Path) -> None:
-    """Acceptance, the draft model's prefill and speed over the share of tokens that is kept.
+def plot_compressors(found: Catalogue, file: Path) -> None:
+    """Plot acceptance, draft model prefill and speed-up over the share of kept tokens.
 
     Raises ValueError without matplotlib.
     """
@@ -77,18 +77,18 @@ def compressed(found: Catalogue, file: Path) -> None:
         rows = [point.flat() for point in found.points]
         for place, (column, title) in zip(axes, columns.items(), strict=True):
             for index, row in enumerate(rows):
-                how: dict[str, Any] = {"color": f"C{index}", "marker": MARKS[index % len(MARKS)]}
-                how |= {"linestyle": "", "markerfacecolor": "none", "label": row["compressor"]}
+                style: dict[str, Any] = {"color": f"C{index}", "marker": MARKS[index % len(MARKS)]}
+                style |= {"linestyle": "", "markerfacecolor": "none", "label": row["compressor"]}
                 if row[column] is not None:
-                    place.plot([row["kept"]], [row[column]], **how)
+                    place.plot([row["kept"]], [row[column]], **style)
             _name(place, "share of visual tokens kept", title)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
         _save(figure, file)
         pyplot.close(figure)
 
 
-def ranked(found: Ranking, file: Path) -> None:
-    """Speed over acceptance length, numbered as in the table; lossy ones are hollow.
+def plot_ranking(found: Ranking, file: Path) -> None:
+    """Plot speed over acceptance length, numbered as in the table; lossy recipes are hollow.
 
     Raises ValueError without matplotlib.
     """
@@ -105,8 +105,8 @@ def ranked(found: Ranking, file: Path) -> None:
             axes.plot(*at, "o", color=colour, markerfacecolor=face, markersize=5)
             axes.annotate(str(place), at, **NUMBER)
         axes.axhline(1, color="0.6", linestyle=":")
-        beside: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": 7}
-        axes.text(1.02, 1.0, "\n".join(lines), **beside)
+        style: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": 7}
+        axes.text(1.02, 1.0, "\n".join(lines), **style)
         _name(axes, "mean acceptance length", "speed-up end to end")
         _save(figure, file)
         pyplot.close(figure)
@@ -117,16 +117,16 @@ def _line(
     rows: Sequence[Mapping[str, Any]],
     x: str,
     y: str,
-    how: Mapping[str, Any],
+    style: Mapping[str, Any],
     error: str = "",
 ) -> None:
-    """A line through the points that have both; every point says its knob's value."""
+    """Draw a line through the points that have both values, annotated with knob values."""
     both = [one for one in rows if one.get(x) is not None and one.get(y) is not None]
     if not both:
         return
     across, up = ([one[name] for one in both] for name in (x, y))
     bars = [one[error] for one in both] if error else None
-    axes.errorbar(across, up, bars, markersize=4, linewidth=1, capsize=2, **how)
+    axes.errorbar(across, up, bars, markersize=4, linewidth=1, capsize=2, **style)
     if x == "distance":
         for one, *place in zip(both, across, up, strict=True):
             axes.annotate(f"{one['value']:g}", place, **NUMBER)

@@ -1,4 +1,4 @@
-"""A race as a ranking: one line per recipe, the fastest first, as CSV, as Markdown or as a plot."""
+"""Rank the recipes of a benchmark by speed, as CSV or Markdown."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.bench.compare import Comparison
-from mmspec.bench.report import PointTable
+from mmspec.bench.reporting import PointTable
 from mmspec.bench.row import Row
 
 TITLES = {
@@ -24,33 +24,33 @@ TITLES = {
 }
 
 NOTES = (
-    "Speed-ups are over the first baseline, medians with the least and the most; the error is of",
-    "fewer calls, a standard error over requests.",
+    "Speed-ups are over the first baseline, medians with minimum and maximum; the error is the",
+    "standard error of fewer calls, over requests.",
 )
 
 
 @dataclass(frozen=True)
 class RankedRecipe:
-    """One contestant of a race."""
+    """One runner of a benchmark."""
 
     row: Row
 
     @property
     def speed(self) -> float | None:
-        """How many times faster end to end than the first baseline; than plain decoding without."""
+        """End-to-end speed-up over the first baseline, or over plain decoding without one."""
         over = self.row.speedup_end_to_end
         return self.row.speedup_over_plain if over is None else over
 
     def flat(self) -> dict[str, Any]:
-        """One line of a table."""
+        """Return one table row."""
         one, none = self.row, (None, None)
         name = "speedup_over_plain" if one.speedup_end_to_end is None else "speedup_end_to_end"
-        least, most = one.spread.get(name, none)
+        minimum, maximum = one.spread.get(name, none)
         return {
             "recipe": one.recipe,
             "speed": self.speed,
-            "least": least,
-            "most": most,
+            "least": minimum,
+            "most": maximum,
             "acceptance_length": one.mean_acceptance_length,
             "fewer_calls": one.fewer_calls,
             "fewer_calls_error": one.fewer_calls_error,
@@ -61,53 +61,53 @@ class RankedRecipe:
 
 @dataclass(frozen=True)
 class Ranking(PointTable):
-    """Contestants of one race, the fastest first, and what took no part."""
+    """Runners of one benchmark, the fastest first, and what was skipped."""
 
     points: list[RankedRecipe]
-    left_out: Mapping[str, str]  # why
+    left_out: Mapping[str, str]  # name -> reason
     model: str
-    about: str  # how it was measured
+    about: str  # settings of the measurement
 
     @classmethod
     def of(cls, found: Comparison, left_out: Mapping[str, str]) -> Ranking:
-        """The recipes of a race, plain decoding, the library's own ways, and controls."""
+        """Rank recipes, plain decoding, the library's own methods, and controls."""
         ran = (*found.rows, *found.baselines, *found.controls)
         lines = [RankedRecipe(row) for row in ran if row.skipped is None]
         timed = [line for line in lines if line.speed is not None]
         timed.sort(key=lambda line: -(line.speed or 0.0))
-        asked = ", ".join(f"{name} {value}" for name, value in found.settings.items())
+        settings = ", ".join(f"{name} {value}" for name, value in found.settings.items())
         about = (
-            f"{asked}; {found.requests} requests, {found.repeats} repeats, batch "
+            f"{settings}; {found.requests} requests, {found.repeats} repeats, batch "
             f"{found.batch}; " + ", ".join(f"{k} {v}" for k, v in found.environment.items())
         )
         return cls(timed, left_out, found.model, about)
 
     def write(self, file: Path, plot: Path | None = None) -> None:
-        """As CSV, or as Markdown by the ending of the file; a plot that lies beside it is shown."""
+        """Write CSV or Markdown by extension; Markdown shows a plot in the same folder."""
         if file.suffix == ".csv":
             self.write_csv(file)
         else:
-            shown = plot.name if plot is not None and plot.parent == file.parent else None
-            file.write_text(self.markdown(shown), encoding="utf-8")
+            image = plot.name if plot is not None and plot.parent == file.parent else None
+            file.write_text(self.markdown(image), encoding="utf-8")
 
     def markdown(self, plot: str | None = None) -> str:
-        """A page: the plot, a table, how it was measured, and what was left out."""
+        """Return a page with the plot, the table, the settings, and what was skipped."""
         lines = [f"# Recipes on {self.model}, the fastest first", ""]
         lines += [f"![speed over acceptance length]({plot})", ""] if plot else []
         lines += [f"| | {' | '.join(TITLES.values())} |", f"|{'---|' * (1 + len(TITLES))}"]
         for place, point in enumerate(self.points, 1):
-            cells = [str(place), *map(_shown, point.flat().values())]
+            cells = [str(place), *map(_format_cell, point.flat().values())]
             lines.append(f"| {' | '.join(cells)} |")
-        whys: dict[str, list[str]] = {}
+        reasons: dict[str, list[str]] = {}
         for name, why in self.left_out.items():
-            whys.setdefault(why.replace(repr(name), "NAME"), []).append(f"`{name}`")
+            reasons.setdefault(why.replace(repr(name), "NAME"), []).append(f"`{name}`")
         lines += ["", *NOTES]
-        lines += [f"Measured: {self.about}."] + (["", "Left out:", ""] if whys else [])
-        lines += [f"- {', '.join(names)}: {why}" for why, names in whys.items()]
+        lines += [f"Measured: {self.about}."] + (["", "Left out:", ""] if reasons else [])
+        lines += [f"- {', '.join(names)}: {why}" for why, names in reasons.items()]
         return "\n".join(lines) + "\n"
 
 
-def _shown(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return ""
     return f"{value:.2f}" if isinstance(value, float) else str(value)

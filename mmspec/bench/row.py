@@ -1,36 +1,37 @@
-"""One line of a result, with the same columns whatever is decoded."""
+"""One table row of a benchmark result, with the same columns for all modalities."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from statistics import fmean, stdev
 from typing import Any
 
-from mmspec.bench import aggregate
 from mmspec.bench.efficiency import Efficiency
-from mmspec.bench.race import Laps, Ratio
-from mmspec.bench.report import Report
+from mmspec.bench.reporting import Report
+from mmspec.bench.timing import Ratio, Timings
 from mmspec.modality import Quality, RunResult, RunResults, Workload
+from mmspec.stats import Stats
 
 
 @dataclass(frozen=True)
 class Row(Report):
-    """One contestant. None = it means nothing here, or was not measured.
+    """Results of one runner. None = not applicable, or not measured.
 
-    Speed-ups are ratios of seconds per token (code, picture), medians over repeats; `spread` has
-    the least and the most of each. Errors are standard errors.
+    Speed-ups are ratios of seconds per token (code, image), medians over repeats; `spread` holds
+    minimum and maximum of each. Errors are standard errors.
     """
 
     recipe: str
-    exact: bool | None = None  # what is claimed of the output's distribution
+    exact: bool | None = None  # whether the recipe claims the target's distribution
     drafter: str | None = None
-    calls: float | None = None  # of the target per request, prefill aside
-    fewer_calls: float | None = None  # those of plain decoding over these
+    calls: float | None = None  # target calls per request, without the prefill
+    fewer_calls: float | None = None  # calls of plain decoding over calls
     fewer_calls_error: float | None = None  # over requests
     speedup_end_to_end: float | None = None  # over the first baseline
-    speedup_decode: float | None = None  # the same without the time of a one-token call
-    speedup_over_plain: float | None = None  # end to end, over plain decoding by our own loop
+    speedup_decode: float | None = None  # the same less the time of a one-token call
+    speedup_over_plain: float | None = None  # end to end, over plain decoding in this loop
     spread: dict[str, list[float]] = field(default_factory=dict)
     mean_acceptance_length: float | None = None
     acceptance_histogram: list[int] = field(default_factory=list)
@@ -40,149 +41,185 @@ class Row(Report):
     draft_share: float | None = None
     verify_share: float | None = None
     host_share: float | None = None
-    engine_efficiency: float | None = None  # forwards alone over wall time
+    engine_efficiency: float | None = None  # time of the forwards alone over wall time
     ideal_speedup: float | None = None  # forwards of plain decoding over forwards of this
-    identical: float | None = None  # greedy: share of requests answered as the baseline did
+    identical: float | None = None  # greedy: share of requests with the baseline's output
     qualities: dict[str, dict[str, float | None]] = field(default_factory=dict)
     distance: float | None = None  # over-accepted mass per token; None = exact, or not measured
     seconds_per_request: float | None = None
-    unverified_share: float | None = None  # of the tokens: kept by a gate, the target not asked
+    unverified_share: float | None = None  # of tokens: accepted by a gate without the target
     fallback: str | None = None  # why the drafter was retired
     drafter_saw: str | None = None
     network_rows: float | None = None  # per request
-    extras: dict[str, Any] = field(default_factory=dict)  # what only one modality has
-    skipped: str | None = None  # why it took no part
+    extras: dict[str, Any] = field(default_factory=dict)  # columns of one modality
+    skipped: str | None = None  # why it was not run
 
 
 @dataclass(frozen=True)
-class Found:
-    """Everything that was measured, for rows to be made of."""
+class Measurements:
+    """All measurements that rows are made from."""
 
     workload: Workload
-    laps: Mapping[str, Laps]
-    shown: RunResults  # for the judges
-    reference: str  # plain decoding, or who stands in for it
-    base: str | None  # the first baseline, where it took part
+    timings: Mapping[str, Timings]
+    judged_results: RunResults  # on the requests for quality measures
+    reference: str  # plain decoding, or the baseline that replaces it
+    base: str | None  # the first baseline, where it ran
     efficiencies: Mapping[str, Efficiency] = field(default_factory=dict)
-    judged: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
+    scores: dict[tuple[str, str], list[tuple[float, float]]] = field(default_factory=dict)
 
-    def judge(self, name: str, quality: Quality) -> list[tuple[float, float]]:
-        """What a judge makes of each answer of a contestant, with weights; asked once."""
+    def score(self, name: str, quality: Quality) -> list[tuple[float, float]]:
+        """Return (score, weight) of each result of a runner; computed once."""
         key = (name, quality.name)
-        if key not in self.judged:
-            self.judged[key] = list(quality.judge(self.shown[name], self.shown))
-        return self.judged[key]
+        if key not in self.scores:
+            results = self.judged_results
+            self.scores[key] = list(quality.judge(results[name], results))
+        return self.scores[key]
 
 
-def row(name: str, found: Found, drafter: str | None = None) -> Row:
-    """The line of one contestant."""
-    lap = found.laps[name]
-    stats = [one.stats for one in lap.answers if one.stats is not None]
-    first = lap.answers[0]
+def make_row(name: str, found: Measurements, drafter: str | None = None) -> Row:
+    """Make the row of one runner."""
+    timings = found.timings[name]
+    results = timings.results
+    stats = [one.stats for one in results if one.stats is not None]
     return Row(
         recipe=name,
-        exact=all(one.exact for one in lap.answers),
+        exact=all(one.exact for one in results),
         drafter=drafter,
-        calls=fmean(one.calls for one in lap.answers),
+        calls=fmean(one.calls for one in results),
         identical=_identical(found, name),
         qualities=_qualities(found, name),
-        seconds_per_request=min(lap.whole) / len(lap.answers),
+        seconds_per_request=min(timings.run_seconds) / len(results),
         network_rows=None
-        if first.network_rows is None
-        else fmean(one.network_rows or 0.0 for one in lap.answers),
+        if results[0].network_rows is None
+        else fmean(one.network_rows or 0.0 for one in results),
         extras={} if found.workload.extras is None else _extras(found, name),
-        **_calls(lap.answers, found.laps[found.reference].answers),
+        **_calls(results, found.timings[found.reference].results),
         **_speedups(found, name),
         **_forwards(found, name),
-        **(_counted(stats, [*lap.answers, *found.shown.get(name, ())]) if stats else {}),
+        **(_speculation(stats, [*results, *found.judged_results.get(name, ())]) if stats else {}),
     )
 
 
-def _extras(found: Found, name: str) -> dict[str, Any]:
+def _extras(found: Measurements, name: str) -> dict[str, Any]:
     assert found.workload.extras is not None
-    answers = {other: lap.answers for other, lap in found.laps.items()}
-    return dict(found.workload.extras(answers[name], answers))
+    results = {other: timings.results for other, timings in found.timings.items()}
+    return dict(found.workload.extras(results[name], results))
 
 
-def _calls(mine: Sequence[RunResult], plain: Sequence[RunResult]) -> dict[str, Any]:
-    """How many times fewer; the error of a ratio of sums, by its linear part."""
-    calls, base = [one.calls for one in mine], [one.calls for one in plain]
+def _calls(own: Sequence[RunResult], plain: Sequence[RunResult]) -> dict[str, Any]:
+    """Return the ratio of calls and its standard error, by linearising the ratio of sums."""
+    calls, base = [one.calls for one in own], [one.calls for one in plain]
     if not sum(calls):
         return {"fewer_calls": None, "fewer_calls_error": None}
     ratio = sum(base) / sum(calls)
-    left = [b - ratio * c for b, c in zip(base, calls, strict=True)]
-    return {"fewer_calls": ratio, "fewer_calls_error": error(left) / fmean(calls)}
+    residuals = [b - ratio * c for b, c in zip(base, calls, strict=True)]
+    return {"fewer_calls": ratio, "fewer_calls_error": error(residuals) / fmean(calls)}
 
 
-def _speedups(found: Found, name: str) -> dict[str, Any]:
-    mine, plain = found.laps[name], found.laps[found.reference]
-    over = {"speedup_over_plain": Ratio.of(plain.each(), mine.each())}
+def _speedups(found: Measurements, name: str) -> dict[str, Any]:
+    own, plain = found.timings[name], found.timings[found.reference]
+    over = {"speedup_over_plain": Ratio.of(plain.seconds_per_token(), own.seconds_per_token())}
     if found.base is not None:
-        base = found.laps[found.base]
-        over["speedup_end_to_end"] = Ratio.of(base.each(), mine.each())
-        over["speedup_decode"] = Ratio.of(base.each_later(), mine.each_later())
+        base = found.timings[found.base]
+        over["speedup_end_to_end"] = Ratio.of(base.seconds_per_token(), own.seconds_per_token())
+        over["speedup_decode"] = Ratio.of(
+            base.decode_seconds_per_token(), own.decode_seconds_per_token()
+        )
     known = {key: ratio for key, ratio in over.items() if ratio is not None}
     medians = {key: ratio.median for key, ratio in known.items()}
     return {**medians, "spread": {key: ratio.spread for key, ratio in known.items()}}
 
 
-def _forwards(found: Found, name: str) -> dict[str, Any]:
-    mine, plain = (found.efficiencies.get(one) for one in (name, found.reference))
-    if mine is None:
+def _forwards(found: Measurements, name: str) -> dict[str, Any]:
+    own, plain = (found.efficiencies.get(one) for one in (name, found.reference))
+    if own is None:
         return {}
-    ideal = {} if plain is None else {"ideal_speedup": plain.forwards / mine.forwards}
-    return {"engine_efficiency": mine.share, **ideal}
+    ideal = {} if plain is None else {"ideal_speedup": plain.forwards / own.forwards}
+    return {"engine_efficiency": own.share, **ideal}
 
 
-def _counted(stats: Sequence[Any], everything: Sequence[RunResult]) -> dict[str, Any]:
-    """What the statistics of the timed requests say; loss and failure also of the judged ones."""
+def _speculation(stats: Sequence[Stats], results: Sequence[RunResult]) -> dict[str, Any]:
+    """Columns from the statistics of timed requests; distance and fallback of all `results`."""
     drafted = sum(one.num_draft_tokens for one in stats)
     accepted = sum(one.num_accepted_draft_tokens for one in stats)
-    all_stats = [one.stats for one in everything if one.stats is not None]
+    all_stats = [one.stats for one in results if one.stats is not None]
     unverified = sum(one.unverified_tokens for one in stats)
-    shares = aggregate.shares(stats)
     return {
-        "mean_acceptance_length": aggregate.mean_acceptance_length(stats),
-        "acceptance_histogram": aggregate.histogram(stats),
+        "mean_acceptance_length": mean_acceptance_length(stats),
+        "acceptance_histogram": acceptance_histogram(stats),
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
-        "tokens_per_target_call": aggregate.tokens_per_target_call(stats),
-        **{f"{part}_share": share for part, share in shares.items()},
-        "distance": aggregate.over_accepted_mass(all_stats),
+        "tokens_per_target_call": tokens_per_target_call(stats),
+        **{f"{part}_share": share for part, share in time_shares(stats).items()},
+        "distance": over_accepted_mass(all_stats),
         "unverified_share": unverified / max(sum(one.num_new_tokens for one in stats), 1),
         "fallback": next((one.fallback for one in all_stats if one.fallback), None),
         "drafter_saw": stats[0].drafter_saw,
     }
 
 
-def _identical(found: Found, name: str) -> float | None:
+def mean_acceptance_length(stats: Sequence[Stats]) -> float:
+    """Mean over the steps of all requests, with the token that every step adds."""
+    accepted = sum(one.num_accepted_draft_tokens for one in stats)
+    return 1 + accepted / max(sum(one.num_spec_steps for one in stats), 1)
+
+
+def acceptance_histogram(stats: Sequence[Stats]) -> list[int]:
+    """Entry j: number of steps that accepted exactly j draft tokens."""
+    columns = zip_longest(*(one.acceptance_histogram for one in stats), fillvalue=0)
+    return [sum(column) for column in columns]
+
+
+def tokens_per_target_call(stats: Sequence[Stats]) -> float:
+    """Mean over the target calls of all requests."""
+    calls = [one.num_spec_steps + one.speculation_off_steps for one in stats]
+    tokens = sum(one.tokens_per_target_call * n for one, n in zip(stats, calls, strict=True))
+    return tokens / max(sum(calls), 1)
+
+
+def time_shares(stats: Sequence[Stats]) -> dict[str, float]:
+    """Shares of prefill, draft, verify and host in the total time; they sum to 1."""
+    total = sum(one.total_seconds for one in stats) or 1.0
+    parts = ("prefill", "draft", "verify", "host")
+    return {part: sum(getattr(one, f"{part}_seconds") for one in stats) / total for part in parts}
+
+
+def over_accepted_mass(stats: Sequence[Stats]) -> float | None:
+    """Mean per token; None where it was not measured."""
+    measured = [one for one in stats if one.over_accepted_mass is not None]
+    tokens = sum(one.num_new_tokens for one in measured)
+    mass = sum((one.over_accepted_mass or 0.0) * one.num_new_tokens for one in measured)
+    return mass / max(tokens, 1) if measured else None
+
+
+def _identical(found: Measurements, name: str) -> float | None:
     if not found.workload.is_greedy:
         return None
-    mine, base = (found.laps[one].answers for one in (name, found.base or found.reference))
-    return fmean(float(a.values == b.values) for a, b in zip(mine, base, strict=True))
+    own, base = (found.timings[one].results for one in (name, found.base or found.reference))
+    return fmean(float(a.values == b.values) for a, b in zip(own, base, strict=True))
 
 
-def _qualities(found: Found, name: str) -> dict[str, dict[str, float | None]]:
-    """Means, and what they are above those of plain decoding on the same items."""
-    if name not in found.shown:
+def _qualities(found: Measurements, name: str) -> dict[str, dict[str, float | None]]:
+    """Means of all quality measures, and their gaps to plain decoding on the same items."""
+    if name not in found.judged_results:
         return {}
-    made: dict[str, dict[str, float | None]] = {}
+    columns: dict[str, dict[str, float | None]] = {}
     for quality in found.workload.qualities:
-        mine, plain = (found.judge(one, quality) for one in (name, found.reference))
-        if not mine:
+        own, plain = (found.score(one, quality) for one in (name, found.reference))
+        if not own:
             continue
-        value, uncertain = _mean(mine)
+        value, value_error = _mean(own)
         gap: tuple[float, float] | tuple[None, None] = (None, None)
-        if len(mine) == len(plain):
-            pairs = zip(mine, plain, strict=True)
+        if len(own) == len(plain):
+            pairs = zip(own, plain, strict=True)
             gap = _mean([(one - other, weight) for (one, weight), (other, _) in pairs])
-        made[quality.name] = dict(
-            zip(("value", "error", "gap", "gap_error"), (value, uncertain, *gap), strict=True)
+        columns[quality.name] = dict(
+            zip(("value", "error", "gap", "gap_error"), (value, value_error, *gap), strict=True)
         )
-    return made
+    return columns
 
 
 def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
-    """The weighted mean of values, and its standard error by the linear part of that ratio."""
+    """Return the weighted mean of (value, weight) and its standard error, linearised."""
     total = sum(weight for _, weight in values) or 1.0
     mean = sum(value * weight for value, weight in values) / total
     parts = [(value - mean) * weight * len(values) / total for value, weight in values]
@@ -190,5 +227,5 @@ def _mean(values: Sequence[tuple[float, float]]) -> tuple[float, float]:
 
 
 def error(values: Sequence[float]) -> float:
-    """The standard error of their mean."""
+    """Return the standard error of the mean."""
     return stdev(values) / len(values) ** 0.5 if len(values) > 1 else 0.0

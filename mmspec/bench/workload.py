@@ -1,61 +1,50 @@
-"""What workloads of any modality are made of: requests in batches, and qualities."""
+"""Building blocks of workloads: batches of requests, and quality measures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
-
-import torch
+from typing import TypeVar
 
 from mmspec.modality import Quality, RunResult, RunResults
 
 T = TypeVar("T")
-Scored = Sequence[tuple[int, int]]  # of every item: facts right, facts asked
+Scored = Sequence[tuple[int, int]]  # per item: correct facts, all facts
 
 
-def grouped(items: Sequence[T], batch: int) -> list[list[T]]:
-    """Whole batches; what is left over is left out."""
+def group_batches(items: Sequence[T], batch: int) -> list[list[T]]:
+    """Split into whole batches; the rest is dropped."""
     return [list(items[at : at + batch]) for at in range(0, len(items) - batch + 1, batch)]
 
 
-def repeated(prompts: Sequence[str], batch: int) -> list[list[str]]:
-    """All that a user typed in whole batches, the last one filled up from the beginning."""
+def repeat_prompts(prompts: Sequence[str], batch: int) -> list[list[str]]:
+    """Split prompts into whole batches; the last one is filled up with the first prompts."""
     count = -(-len(prompts) // batch) * batch
-    return grouped([prompts[index % len(prompts)] for index in range(count)], batch)
+    return group_batches([prompts[index % len(prompts)] for index in range(count)], batch)
 
 
-def pooled(scored: Scored) -> list[tuple[float, float]]:
-    """Of every item the share that is right, weighted by what was asked."""
-    return [(right / max(asked, 1), asked) for right, asked in scored]
+def pool_scores(scored: Scored) -> list[tuple[float, float]]:
+    """Return (share of correct facts, number of facts) of every item."""
+    return [(correct / max(count, 1), count) for correct, count in scored]
 
 
-def facts_right(judge: Callable[[Sequence[RunResult]], Scored]) -> Quality:
-    """The share of facts that are right, of all that were asked."""
-    return Quality("facts right", lambda answers, others: pooled(judge(answers)))
+def fact_accuracy(judge: Callable[[Sequence[RunResult]], Scored]) -> Quality:
+    """Make the quality measure "share of correct facts"."""
+    return Quality("facts right", lambda results, others: pool_scores(judge(results)))
 
 
 def agreement(base: str) -> Quality:
-    """Share of the baseline's tokens that come out at the same place."""
+    """Make the quality measure "share of the baseline's tokens at the same position"."""
 
-    def values(answers: Sequence[RunResult], others: RunResults) -> list[tuple[float, float]]:
+    def values(results: Sequence[RunResult], others: RunResults) -> list[tuple[float, float]]:
         if base not in others:
             return []
-        both = zip(answers, others[base], strict=True)
-        return pooled([_agreeing(mine.values, wanted.values) for mine, wanted in both])
+        both = zip(results, others[base], strict=True)
+        return pool_scores([_count_agreeing(own.values, other.values) for own, other in both])
 
     return Quality(f"agreement with {base}", values)
 
 
-def _agreeing(mine: Sequence[Sequence[int]], wanted: Sequence[Sequence[int]]) -> tuple[int, int]:
-    pairs = list(zip(mine, wanted, strict=True))
+def _count_agreeing(own: Sequence[Sequence[int]], base: Sequence[Sequence[int]]) -> tuple[int, int]:
+    pairs = list(zip(own, base, strict=True))
     same = sum(a == b for row, other in pairs for a, b in zip(row, other, strict=False))
     return same, sum(max(len(row), len(other)) for row, other in pairs)
-
-
-def random_prompt(
-    vocabulary: int, length: int, device: torch.device, batch: int = 1, seed: int = 0
-) -> dict[str, Any]:
-    """A prompt of random token ids, for models that need no meaning."""
-    noise = torch.Generator().manual_seed(seed)
-    ids = torch.randint(4, vocabulary, (batch, length), generator=noise).to(device)
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

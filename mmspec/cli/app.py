@@ -1,4 +1,4 @@
-"""All commands: what each takes. Their work stands in modules that are imported when they run."""
+"""All commands and their options. The modules that run them are imported when they are called."""
 
 from __future__ import annotations
 
@@ -10,21 +10,26 @@ from typing import Annotated, Any
 import typer
 
 from mmspec import __version__
-from mmspec.cli import recipes, show, zoo
-from mmspec.cli.groups import RecipeGroup, once
-from mmspec.cli.options import PARTS, takes, work
+from mmspec.cli import recipes, zoo
+from mmspec.cli.options import (
+    PARTS,
+    RecipeGroup,
+    model_command,
+    refuse_repeated,
+    run_function,
+)
 from mmspec.cli.output import Json
 
-DRAWS = "zoo:image"  # for commands that are about picture tokens whatever else there is
-Modality = Annotated[str | None, typer.Option(help="Where a model has several.")]
+IMAGE_MODEL = "zoo:image"  # default of commands about image tokens
+Modality = Annotated[str | None, typer.Option(help="If a model has several.")]
 Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads to use.")]
-Prompts = Annotated[list[str] | None, typer.Option(help="What to ask; may be repeated.")]
-Count = Annotated[int, typer.Option(min=1, help="How many of the zoo's examples are timed.")]
-Repeats = Annotated[int, typer.Option(min=1, help="How often to measure.")]
+Prompts = Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")]
+Count = Annotated[int, typer.Option(min=1, help="Number of bundled examples to time.")]
+Repeats = Annotated[int, typer.Option(min=1, help="Number of measurements.")]
 Seed = Annotated[int, typer.Option(min=0)]
 Csv = Annotated[Path | None, typer.Option(help="Write the points as CSV.")]
 Answers = StrEnum("Answers", ["target", "data"])
-Plot = Annotated[Path | None, typer.Option(help="Draw them, as SVG or PNG; needs matplotlib.")]
+Plot = Annotated[Path | None, typer.Option(help="Plot them, as SVG or PNG; needs matplotlib.")]
 
 app = typer.Typer(
     name="mmspec",
@@ -35,7 +40,7 @@ app = typer.Typer(
 )
 measure = typer.Typer(help="Measure speed-ups, efficiency and growth.")
 learn = typer.Typer(
-    help="Learn from what a model says or draws: `mmspec train RECIPE` trains its head.",
+    help="Train on the outputs of a model: `mmspec train RECIPE` trains its head.",
     no_args_is_help=True,
     cls=RecipeGroup,
 )
@@ -49,18 +54,20 @@ def root(version: bool = typer.Option(False, "--version", help="Print the versio
 
 
 @app.command("generate")
-@takes("mmspec.cli.generate", "generate")
+@model_command("mmspec.cli.generate:run", "generate")
 def generate(
     prompt: Annotated[
-        str, typer.Option(help="What to ask, or to draw; a sound may speak for itself.")
+        str, typer.Option(help="A question or a description; optional for audio.")
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="Where a picture goes; mmspec.png if not said.")
+        Path | None, typer.Option(help="File to write; default: mmspec.png for images.")
     ] = None,
-    compare: Annotated[bool, typer.Option(help="Measure the model's own way as well.")] = True,
+    compare: Annotated[
+        bool, typer.Option(help="Also measure the library's own generate().")
+    ] = True,
     repeats: Repeats = 5,
 ) -> None:
-    """Answer a prompt, or draw it, and say how much sooner than without mmspec."""
+    """Generate text, images, speech or actions, and report the speed-up."""
 
 
 @app.command("doctor")
@@ -68,55 +75,59 @@ def doctor(
     target: Annotated[
         str | None, typer.Argument(help="A folder, a hub name or zoo:NAME.", show_default=False)
     ] = None,
-    drafter: Annotated[str | None, typer.Argument(help="A draft model for it.")] = None,
+    drafter: Annotated[str | None, typer.Argument(help="A draft model or head for it.")] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Every class of the installed transformers, measured.")
+        bool, typer.Option("--all", help="Measure every class of the installed transformers.")
     ] = False,
     modality: Modality = None,
     json: Json = False,
 ) -> None:
     """Check a model, or a pair, before loading any weights. Exit code 1 if it is refused."""
     if every == (target is not None):
-        raise typer.BadParameter("give a model, or --all and none")
+        raise typer.BadParameter("give either a model or --all")
     if every and modality is not None:
-        raise typer.BadParameter("--all looks at every class, whatever --modality; drop that")
+        raise typer.BadParameter("--all measures every class; drop --modality")
     if every:
-        work("mmspec.cli.survey", json)
+        run_function("mmspec.cli.doctor:survey", json)
     else:
-        work("mmspec.cli.doctor", target, drafter, modality, json)
+        run_function("mmspec.cli.doctor:run", target, drafter, modality, json)
 
 
 @app.command("compressors")
 def compressors(json: Json = False) -> None:
-    """List the compressors of pictures: parameters, what each needs, how many tokens it keeps."""
-    work("mmspec.cli.compressors", json)
+    """List the compressors: parameters, what each needs, how many visual tokens it keeps."""
+    run_function("mmspec.cli.studies:list_compressors", json)
 
 
 @app.command("certify")
-@takes("mmspec.cli.certify", "certify", without=("recipe", "seed", "verifier", "knobs", *PARTS))
+@model_command(
+    "mmspec.cli.certify:run", "certify", without=("recipe", "seed", "verifier", "knobs", *PARTS)
+)
 def certify(
     recipe: Annotated[str, typer.Argument(help="One of `mmspec recipes`.")],
     prompts: Annotated[int, typer.Option(min=1, help="Prompts for greedy equality.")] = 20,
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for sampled equality.")] = 50,
     samples: Annotated[int, typer.Option(min=500, help="Samples per frequency test.")] = 6000,
     seed: Annotated[
-        int, typer.Option(min=0, help="Chooses the prompts; samples are of seeds 0, 1, ... always.")
+        int, typer.Option(min=0, help="Selects the prompts; samples use seeds 0, 1, ...")
     ] = 0,
 ) -> None:
-    """Prove or refute that a recipe is lossless. Exit code 1 when its claim is refuted."""
+    """Test whether a recipe is exact. Exit code 1 if its claim is refuted."""
 
 
 @measure.callback(invoke_without_command=True)
-@takes("mmspec.cli.bench", "bench", alone={"growth": ("repeats", "threads", "json")})
-def measured(
+@model_command("mmspec.cli.bench:run", "bench", alone={"growth": ("repeats", "threads", "json")})
+def bench(
     context: typer.Context,
     prompt: Prompts = None,
     prompts: Count = 16,
-    batch: Annotated[int, typer.Option(min=1, help="Prompts answered together.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 1,
     repeats: Repeats = 5,
-    peers: Annotated[bool, typer.Option(help="Measure what the library speculates itself.")] = True,
-    controls: Annotated[bool, typer.Option(help="Measure drafters that know nothing.")] = False,
-    efficiency: Annotated[bool, typer.Option(help="Measure the forwards alone as well.")] = True,
+    peers: Annotated[
+        bool, typer.Option(help="Measure the library's own speculative decoding.")
+    ] = True,
+    controls: Annotated[bool, typer.Option(help="Measure drafters without information.")] = False,
+    efficiency: Annotated[bool, typer.Option(help="Also measure the forwards alone.")] = True,
     growth: Annotated[
         bool, typer.Option("--growth", help="Host time per round at 512 and 4096 tokens.")
     ] = False,
@@ -125,15 +136,15 @@ def measured(
     ] = None,
     plot: Plot = None,
 ) -> None:
-    """Compare recipes with the model's own way and its peers: one process, same prompts, in turns.
+    """Compare recipes with the library's generate() and its peers: one process, same prompts.
 
-    --recipe may be repeated, or be `all`: whatever has weights, ranked; published trees run once
-    more with `--tree auto`. --plot draws speed over acceptance length.
+    --recipe may be repeated, or be `all`: every recipe that fits and has weights, ranked; published
+    trees run once more with `--tree auto`. --plot shows speed over acceptance length.
     """
 
 
 @measure.command("sweep")
-@takes("mmspec.cli.sweep", "bench", without=PARTS, model=DRAWS)
+@model_command("mmspec.cli.studies:sweep", "bench", without=PARTS, model=IMAGE_MODEL)
 def sweep(
     prompt: Prompts = None,
     prompts: Count = 8,
@@ -141,11 +152,13 @@ def sweep(
     out: Csv = None,
     plot: Plot = None,
 ) -> None:
-    """Turn the knobs of relaxed recipes: calls saved, quality, distance from the target."""
+    """Vary the options of relaxed recipes: calls saved, quality, distance from the target."""
 
 
 @measure.command("overlap")
-@takes("mmspec.cli.overlap", "bench", without=("recipe", "verifier", "knobs", *PARTS))
+@model_command(
+    "mmspec.cli.studies:overlap", "bench", without=("recipe", "verifier", "knobs", *PARTS)
+)
 def overlap(
     prompt: Prompts = None,
     prompts: Count = 4,
@@ -154,28 +167,33 @@ def overlap(
         list[int] | None, typer.Option(help="Tokens drafted per target forward; repeatable.")
     ] = None,
     refill: Annotated[
-        bool, typer.Option("--refill", help="Behind a rejection wait for a whole window.")
+        bool, typer.Option("--refill", help="After a rejection wait for a whole window.")
     ] = False,
 ) -> None:
-    """Draft while the target verifies: gain measured here, and predicted for two devices."""
+    """Draft while the target verifies: the gain here, and predicted for two devices."""
 
 
 @measure.command("compressors")
-@takes("mmspec.cli.catalogue", "bench", without=("compressor", "kv", "window", "max_rows"))
-def catalogue(
+@model_command(
+    "mmspec.cli.studies:compare_compressors",
+    "bench",
+    without=("compressor", "kv", "window", "max_rows"),
+)
+def compare_compressors(
     prompt: Prompts = None,
     prompts: Count = 8,
     repeats: Repeats = 3,
     only: Annotated[
-        list[str] | None, typer.Option(help="NAME or NAME:keep=0.25; repeatable. All if not said.")
+        list[str] | None, typer.Option(help="NAME or NAME:keep=0.25; repeatable; default: all.")
     ] = None,
     out: Csv = None,
     plot: Plot = None,
     picture: Annotated[
-        Path | None, typer.Option(help="Draw which tokens each leaves, over the frames of a clip.")
+        Path | None,
+        typer.Option(help="Draw the tokens that each keeps, over the frames of a clip."),
     ] = None,
 ) -> None:
-    """Race compressors on one pair: kept tokens, acceptance, the draft model's prefill, speed."""
+    """Compare compressors on one pair: kept tokens, acceptance, prefill of the drafter, speed."""
 
 
 @measure.command("views")
@@ -183,7 +201,7 @@ def views(
     shape: Annotated[str, typer.Option(help="A decoder, of `bench scale --shape list`.")] = "small",
     visual: Annotated[list[int] | None, typer.Option(help="Visual tokens; repeatable.")] = None,
     tokens: Annotated[
-        list[int] | None, typer.Option(help="Of them, that a draft reads; repeatable.")
+        list[int] | None, typer.Option(help="How many of them a draft reads; repeatable.")
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 4,
     rounds: Annotated[int, typer.Option(min=1, help="Rounds per context.")] = 8,
@@ -192,9 +210,9 @@ def views(
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Draft on part of the target's memory (StD): time per round as visual contexts grow."""
-    how: dict[str, Any] = {"length": length, "rounds": rounds, "device": device, "seed": seed}
-    work("mmspec.cli.views", shape, visual, tokens, threads, json, **how)
+    """Draft on part of the target's cache (StD): time per round as visual contexts grow."""
+    sizes: dict[str, Any] = {"length": length, "rounds": rounds, "device": device, "seed": seed}
+    run_function("mmspec.cli.studies:views", shape, visual, tokens, threads, json, **sizes)
 
 
 @measure.command("scale")
@@ -202,77 +220,72 @@ def scale(
     shape: Annotated[str, typer.Option(help="A published shape; `--shape list` names them.")],
     context: Annotated[list[int] | None, typer.Option(help="Prompt lengths.")] = None,
     acceptance: Annotated[
-        list[float] | None, typer.Option(help="Chances that a drafted token is right.")
+        list[float] | None, typer.Option(help="Probabilities that a drafted token is accepted.")
     ] = None,
     length: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=8)] = 128,
     batch: Annotated[int, typer.Option(min=1)] = 1,
     repeats: Repeats = 3,
-    device: Annotated[str | None, typer.Option(help="cpu, cuda, ...; the best by default.")] = None,
+    device: Annotated[
+        str | None, typer.Option(help="cpu, cuda, ...; default: the fastest.")
+    ] = None,
     dtype: Annotated[str | None, typer.Option(help="float32, bfloat16, float16.")] = None,
     seed: Seed = 0,
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Engine efficiency at a published size, with a drafter that knows the answer."""
+    """Engine efficiency at a published size, with an oracle drafter."""
     sizes: dict[str, Any] = {"length": length, "batch": batch, "repeats": repeats, "seed": seed}
-    place = {"device": device, "dtype": dtype}
-    work(
-        "mmspec.cli.scale",
-        shape,
-        context,
-        acceptance,
-        threads,
-        max_new_tokens,
-        json,
-        **sizes,
-        **place,
-    )
+    sizes |= {"device": device, "dtype": dtype}
+    given = (shape, context, acceptance, threads, max_new_tokens, json)
+    run_function("mmspec.cli.studies:scale", *given, **sizes)
 
 
 @learn.command("recipe")
 def train(
     recipe: Annotated[
-        str, typer.Argument(help="A recipe that drafts with what can be taught, such as eagle-2.")
+        str, typer.Argument(help="A recipe whose drafter can be trained, such as eagle-2.")
     ],
-    target: Annotated[str, typer.Option(help="Whose head: a folder, a hub name or zoo:NAME.")],
+    target: Annotated[str, typer.Option(help="The target: a folder, a hub name or zoo:NAME.")],
     data: Annotated[
         Path,
-        typer.Option(help="A .jsonl file, a folder, or episodes that a policy plays: table:64."),
+        typer.Option(help="A .jsonl file, a folder, or episodes of a policy: table:64."),
     ],
-    out: Annotated[Path, typer.Option(help="A new folder, or one of a run to go on with.")],
+    out: Annotated[Path, typer.Option(help="A new folder, or one of a run to resume.")],
     images: Annotated[
-        Path | None, typer.Option(help="Where the pictures lie; beside the data if not said.")
+        Path | None, typer.Option(help="Folder of the images; default: that of the data.")
     ] = None,
     answers: Annotated[
-        Answers, typer.Option(help="Learn what the target answers, or what the data say.")
+        Answers, typer.Option(help="Train on the target's answers, or on those of the data.")
     ] = Answers.target,
     head: Annotated[
         Path | None,
-        typer.Option("--head", "--drafter", help="A head, or a small model, to begin with."),
+        typer.Option("--head", "--drafter", help="A head, or a small model, to start from."),
     ] = None,
     cache: Annotated[
-        Path | None, typer.Option(help="A folder to keep the target's states in; a new one.")
+        Path | None, typer.Option(help="A new folder to cache the target's states in.")
     ] = None,
     steps: Annotated[int, typer.Option(min=1)] = 2000,
-    batch: Annotated[int, typer.Option(min=1, help="Questions read together.")] = 8,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches of a step.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, help="Questions per batch.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, help="Batches per step.")] = 1,
     rate: Annotated[
-        float | None, typer.Option(min=0, help="Highest learning rate; the recipe's if not said.")
+        float | None, typer.Option(min=0, help="Peak learning rate; default: the recipe's.")
     ] = None,
     ema: Annotated[
         float, typer.Option(min=0, max=0.99999, help="Decay of averaged weights; 0 = none.")
     ] = 0.0,
-    bf16: Annotated[bool, typer.Option("--bf16", help="Let the head compute in bfloat16.")] = False,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Compute the head in bfloat16.")] = False,
     muon: Annotated[
         bool, typer.Option("--muon", help="Weight matrices by Muon, at 13 times the rate.")
     ] = False,
     held_out: Annotated[
-        int, typer.Option(min=1, help="Questions, a fifth at most, that acceptance is measured on.")
+        int, typer.Option(min=1, help="Held-out questions for acceptance, at most a fifth.")
     ] = 32,
     every: Annotated[int, typer.Option(min=1, help="Steps between measured checkpoints.")] = 100,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Tokens of an answer at most.")] = 128,
-    max_length: Annotated[int, typer.Option(min=4, help="Longer examples are left out.")] = 2048,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Maximal tokens of an answer.")] = 128,
+    max_length: Annotated[
+        int, typer.Option(min=4, help="Maximal tokens of an example; longer ones are skipped.")
+    ] = 2048,
     temperature: Annotated[float, typer.Option(min=0, help="Of the target's answers.")] = 0.0,
     seed: Seed = 0,
     knobs: Annotated[
@@ -280,50 +293,52 @@ def train(
     ] = None,
     threads: Threads = None,
     trust_remote_code: Annotated[
-        bool, typer.Option("--trust-remote-code", help="Run code that lies in the target's folder.")
+        bool, typer.Option("--trust-remote-code", help="Run code from the target's folder.")
     ] = False,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print parameters, memory and data, and stop.")
     ] = False,
     json: Json = False,
 ) -> None:
-    """Train a recipe's drafter for a target; the same command goes on with what was stopped."""
+    """Train a recipe's drafter for a target; the same command resumes a stopped run."""
     given = {**locals(), "answers": answers.value, "knobs": tuple(knobs or ())}
-    work("mmspec.cli.train", **given)
+    run_function("mmspec.cli.train:run", **given)
 
 
 @learn.command("phrases")
-@takes("mmspec.cli.phrases", "train", without=PARTS, model=DRAWS, recipe=["plain"])
+@model_command(
+    "mmspec.cli.phrases:run", "train", without=PARTS, model=IMAGE_MODEL, recipe=["plain"]
+)
 def phrases(
     out: Annotated[
-        Path | None, typer.Option(help="File to write; beside the model by default.")
+        Path | None, typer.Option(help="File to write; default: in the model's folder.")
     ] = None,
-    pictures: Annotated[int, typer.Option(min=1, help="How many to draw.")] = 256,
+    pictures: Annotated[int, typer.Option(min=1, help="Number of images.")] = 256,
     prompt: Annotated[
-        list[str] | None, typer.Option(help="What to draw, in turns; the zoo has its own.")
+        list[str] | None, typer.Option(help="Prompts, used in turns; default: the bundled ones.")
     ] = None,
-    merges: Annotated[int, typer.Option(min=0, help="Phrases at most.")] = 1000,
-    longest: Annotated[int, typer.Option(min=2, help="Codes of a phrase at most.")] = 4,
-    least: Annotated[int, typer.Option(min=1, help="How often a pair must occur.")] = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Pictures drawn at once.")] = 16,
+    merges: Annotated[int, typer.Option(min=0, help="Maximal number of phrases.")] = 1000,
+    longest: Annotated[int, typer.Option(min=2, help="Maximal codes of a phrase.")] = 4,
+    least: Annotated[int, typer.Option(min=1, help="Minimal count of a pair.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 16,
 ) -> None:
-    """Draw pictures and collect frequent runs of codes, for recipe sjd-pv."""
+    """Generate images and collect frequent runs of codes, for recipe sjd-pv."""
 
 
 @app.command("convert")
 def convert(
     layout: Annotated[
-        str | None, typer.Argument(metavar="[FORMAT]", help="All are listed if not said.")
+        str | None, typer.Argument(metavar="[FORMAT]", help="Default: list all.")
     ] = None,
-    files: Annotated[list[Path] | None, typer.Argument(help="What the authors published.")] = None,
+    files: Annotated[list[Path] | None, typer.Argument(help="The published files.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder, of safetensors.")] = None,
     knobs: Annotated[
-        list[str] | None, typer.Option("--set", help="NAME=VALUE, what no file says; repeatable.")
+        list[str] | None, typer.Option("--set", help="NAME=VALUE that no file holds; repeatable.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Turn weights as published into a folder that loads here; of pickles no code runs."""
-    work("mmspec.cli.convert", layout, files or [], out, knobs, json)
+    """Convert published weights into a folder that loads here; code in pickles is never run."""
+    run_function("mmspec.cli.formats:convert", layout, files or [], out, knobs, json)
 
 
 @app.command("export")
@@ -332,16 +347,16 @@ def export(
     head: Annotated[Path, typer.Argument(help="The folder of a head.")],
     out: Annotated[Path, typer.Option(help="A new folder, of config.json and safetensors.")],
     target: Annotated[
-        str | None, typer.Option(help="Name of its target on a hub, where the format names it.")
+        str | None, typer.Option(help="Hub name of its target, if the format names it.")
     ] = None,
     json: Json = False,
 ) -> None:
-    """Write a head in a published layout, for the engines that read that."""
-    work("mmspec.cli.export", layout, head, out, target, json)
+    """Write a head in a published layout, for engines that read it."""
+    run_function("mmspec.cli.formats:export", layout, head, out, target, json)
 
 
 app.command("recipes")(recipes.recipes)
-app.command("show")(show.show)
+app.command("show")(recipes.show)
 app.add_typer(measure, name="bench")
 app.add_typer(learn, name="train")
 app.add_typer(zoo.app, name="zoo")
@@ -349,7 +364,7 @@ app.add_typer(zoo.app, name="zoo")
 
 @cache
 def commands() -> Any:
-    """The tree of all commands, made once: it takes longer than most of them."""
+    """The tree of all commands, built once."""
     made: Any = typer.main.get_command(app)
-    once(made)
+    refuse_repeated(made)
     return made

@@ -1,4 +1,4 @@
-"""What `mmspec bench` does: recipes beside plain decoding, the library's own ways and its peers."""
+"""`mmspec bench`: compare recipes with plain decoding, the library's generate() and its peers."""
 
 from __future__ import annotations
 
@@ -8,24 +8,32 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import bench, recipes, registry
-from mmspec.api import Accelerated
+from mmspec.accelerated import Accelerated
 from mmspec.bench.compare import Comparison
-from mmspec.bench.plots import ranked
+from mmspec.bench.plots import plot_ranking
 from mmspec.bench.ranking import Ranking
 from mmspec.bench.row import Row
-from mmspec.cli.choosing import ALL, check_files, choose
-from mmspec.cli.inputs import quiet
-from mmspec.cli.loaded import Loaded, load, set_threads
-from mmspec.cli.options import Choice
-from mmspec.cli.output import console, emit, pairs, percent, progress, short, table, times
+from mmspec.cli.models import ALL, LoadedModels, check_files, load, select, set_threads
+from mmspec.cli.options import ModelOptions
+from mmspec.cli.output import (
+    console,
+    format_percent,
+    format_ratio,
+    format_value,
+    print_json,
+    print_pairs,
+    print_table,
+    show_progress,
+    silence_libraries,
+)
 from mmspec.modality import Selection, Workload
 from mmspec.recipe import TREE
 
-AUTO = "tree=auto"  # how a recipe is raced once more whose published shape is a tree
+AUTO = "tree=auto"  # the second run of a recipe whose published shape is a tree
 
 
 def run(
-    choice: Choice,
+    options: ModelOptions,
     prompt: list[str] | None,
     prompts: int,
     batch: int,
@@ -37,111 +45,113 @@ def run(
     out: Path | None,
     plot: Path | None,
 ) -> None:
-    """Measure what was chosen, on prompts of the user or the modality's own."""
+    """Measure the selected recipes on given or bundled prompts."""
     if growth:
-        _growth(choice, repeats)
+        _growth(options, repeats)
         return
     check_files(out, plot, (".csv", ".md"))
-    loaded = load(choice, choose(choice))
-    chosen, is_all = loaded.chosen, ALL in (choice.recipe or ())
-    ways, left_out = _ways(loaded, is_all)
-    drafters = dict(chosen.drafters)
-    if is_all and choice.tree is None and choice.length is None:
-        again = _auto(loaded, ways, left_out)
-        ways |= again
-        drafters |= {name: drafters[fast.recipe.name] for name, fast in again.items()}
-    titles = {name: _title(name, chosen.own_options.get(name, {})) for name in ways}
-    ways = {titles[name]: fast for name, fast in ways.items()}
+    loaded = load(options, select(options))
+    selected, is_all = loaded.selection, ALL in (options.recipe or ())
+    models, left_out = _accelerate_all(loaded, is_all)
+    drafters = dict(selected.drafters)
+    if is_all and options.tree is None and options.length is None:
+        repeated = _with_auto_tree(loaded, models, left_out)
+        models |= repeated
+        drafters |= {name: drafters[fast.recipe.name] for name, fast in repeated.items()}
+    titles = {name: _title(name, selected.own_options.get(name, {})) for name in models}
+    models = {titles[name]: fast for name, fast in models.items()}
     drafters = {titles.get(name, name): drafter for name, drafter in drafters.items()}
-    work = workload(loaded, prompt, prompts, batch, choice.seed)
-    how: dict[str, Any] = {"peers": peers, "controls": controls, "efficiency": efficiency}
-    with progress(choice.json) as report:
+    work = workload(loaded, prompt, prompts, batch, options.seed)
+    with show_progress(options.json) as report:
         found = bench.compare(
-            chosen.model,
-            ways,
+            selected.model,
+            models,
             work,
             drafters=drafters,
             repeats=repeats,
-            seed=choice.seed,
+            seed=options.seed,
             progress=report,
-            **how,
+            peers=peers,
+            controls=controls,
+            efficiency=efficiency,
         )
     ranking = Ranking.of(found, left_out)
     if out is not None:
         ranking.write(out, plot)
     if plot is not None:
-        ranked(ranking, plot)
+        plot_ranking(ranking, plot)
     if is_all:
         order = {point.row.recipe: place for place, point in enumerate(ranking.points)}
         found = replace(found, rows=sorted(found.rows, key=lambda row: order.get(row.recipe, -1)))
-    if choice.json:
-        emit({**found.to_dict(), "left_out": left_out})
+    if options.json:
+        print_json({**found.to_dict(), "left_out": left_out})
     else:
         show(found, left_out)
 
 
 def _title(recipe: str, own: Mapping[str, Any]) -> str:
-    """A recipe with what was set for it alone, as its row is called."""
+    """The name of a row: the recipe with its own options."""
     return ", ".join([recipe, *(f"{name}={value}" for name, value in own.items())])
 
 
 def workload(
-    loaded: Loaded, prompt: list[str] | None, prompts: int, batch: int, seed: int
+    loaded: LoadedModels, prompt: list[str] | None, prompts: int, batch: int, seed: int
 ) -> Workload:
-    """What was typed, or the modality's own requests."""
-    chosen = loaded.chosen
-    drafter = next(iter(loaded.drafters.values()), None)
+    """Requests of the given prompts, or the modality's own."""
+    owner, drafter = loaded.selection.owner, next(iter(loaded.drafters.values()), None)
     selection = Selection(prompt, max(prompts, batch), batch, seed, drafter)
-    measures = registry.measures(chosen.owner)
-    return measures.workload(loaded.model, loaded.formatter, chosen.settings, selection)
+    settings = loaded.selection.settings
+    return registry.measures(owner).workload(loaded.model, loaded.formatter, settings, selection)
 
 
-def _ways(loaded: Loaded, is_all: bool) -> tuple[dict[str, Accelerated], dict[str, str]]:
-    """The model under each recipe; of all recipes those that fit, and why others do not."""
-    ways, left_out = dict[str, Accelerated](), dict(loaded.chosen.left_out)
-    for name in loaded.chosen.recipes:
+def _accelerate_all(
+    loaded: LoadedModels, is_all: bool
+) -> tuple[dict[str, Accelerated], dict[str, str]]:
+    """The model under each recipe, and of `--recipe all` the reasons of those that do not fit."""
+    models, left_out = dict[str, Accelerated](), dict(loaded.selection.left_out)
+    for name in loaded.selection.recipes:
         try:
-            ways[name] = loaded.fast(name)
+            models[name] = loaded.accelerate(name)
         except ValueError as error:
             if not is_all:
                 raise
             left_out[name] = str(error)
-    if is_all:  # plain decoding takes part in every race
-        ways.pop(loaded.chosen.owner.plain[0], None)
-    return ways, left_out
+    if is_all:  # plain decoding is measured anyway
+        models.pop(loaded.selection.owner.plain[0], None)
+    return models, left_out
 
 
-def _auto(
-    loaded: Loaded, ways: Mapping[str, Accelerated], left_out: dict[str, str]
+def _with_auto_tree(
+    loaded: LoadedModels, models: Mapping[str, Accelerated], left_out: dict[str, str]
 ) -> dict[str, Accelerated]:
-    """Those whose draft model fills a published tree, once more with the tree that pays here."""
-    again: dict[str, Accelerated] = {}
-    for name, plan in ((name, recipes.get(name)) for name in ways):
-        shaped = plan.takes_drafter and plan.execution.walk == TREE
-        if not shaped or "tree" not in loaded.chosen.owner.parts:
+    """Recipes with a draft model and a published tree, again with `tree="auto"`."""
+    found: dict[str, Accelerated] = {}
+    for name, plan in ((name, recipes.get(name)) for name in models):
+        has_tree = plan.takes_drafter and plan.execution.walk == TREE
+        if not has_tree or "tree" not in loaded.selection.owner.parts:
             continue
         try:
-            again[f"{name}, {AUTO}"] = loaded.fast(name, tree="auto")
+            found[f"{name}, {AUTO}"] = loaded.accelerate(name, tree="auto")
         except ValueError as error:
             left_out[f"{name}, {AUTO}"] = str(error)
-    return again
+    return found
 
 
 def show(found: Comparison, left_out: dict[str, str]) -> None:
-    """The rows as a table without empty columns, and below it how they were measured."""
+    """Print the rows as a table without empty columns, and how they were measured."""
     lines = [*found.rows, *found.baselines, *found.controls]
     measured = [_cells(row) for row in lines if row.skipped is None]
     every = dict.fromkeys(title for cells in measured for title in cells)
     titles = [one for one in every if any(cells.get(one) is not None for cells in measured)]
-    table([[cells.get(title) for title in titles] for cells in measured], *titles)
+    print_table([[cells.get(title) for title in titles] for cells in measured], *titles)
     missing = {row.recipe: row.skipped for row in lines if row.skipped is not None} | left_out
     if missing:
         console().print()
-        table(list(missing.items()), "left out", "why")
+        print_table(list(missing.items()), "left out", "why")
     console().print()
-    settings = ", ".join(f"{name} {short(value)}" for name, value in found.settings.items())
+    settings = ", ".join(f"{name} {format_value(value)}" for name, value in found.settings.items())
     where = ", ".join(f"{key} {value}" for key, value in found.environment.items())
-    pairs(
+    print_pairs(
         [
             ("model", f"{found.model} ({found.modality})"),
             ("settings", settings),
@@ -149,7 +159,10 @@ def show(found: Comparison, left_out: dict[str, str]) -> None:
             ("judged", f"{found.judged} requests"),
             ("where", where),
             *(
-                (f"{row.recipe}: {name}", ", ".join(f"{k}: {short(v)}" for k, v in value.items()))
+                (
+                    f"{row.recipe}: {name}",
+                    ", ".join(f"{k}: {format_value(v)}" for k, v in value.items()),
+                )
                 for row in lines
                 for name, value in row.extras.items()
                 if isinstance(value, dict)
@@ -159,7 +172,7 @@ def show(found: Comparison, left_out: dict[str, str]) -> None:
 
 
 def _cells(row: Row) -> dict[str, Any]:
-    """Titles and values of a line; None = nothing to say."""
+    """Titles and values of a line; None = no value."""
     shares = (row.prefill_share, row.draft_share, row.verify_share, row.host_share)
     return {
         "recipe": row.recipe,
@@ -173,11 +186,13 @@ def _cells(row: Row) -> dict[str, Any]:
         "ideal": _ratio(row, "ideal_speedup"),
         "efficiency": row.engine_efficiency,
         "acceptance length": row.mean_acceptance_length,
-        "rate": None if row.draft_acceptance_rate is None else percent(row.draft_acceptance_rate),
+        "rate": None
+        if row.draft_acceptance_rate is None
+        else format_percent(row.draft_acceptance_rate),
         "tokens per call": row.tokens_per_target_call,
         "prefill, draft, verify, host": _shares(shares),
         "network rows": row.network_rows,
-        "identical": None if row.identical is None else percent(row.identical),
+        "identical": None if row.identical is None else format_percent(row.identical),
         **{name: _quality(value) for name, value in row.qualities.items()},
         "distance": row.distance,
         **{name: value for name, value in row.extras.items() if not isinstance(value, dict)},
@@ -187,39 +202,39 @@ def _cells(row: Row) -> dict[str, Any]:
 
 def _ratio(row: Row, name: str) -> str | None:
     value = getattr(row, name)
-    return None if value is None else times(value, row.spread.get(name))
+    return None if value is None else format_ratio(value, row.spread.get(name))
 
 
 def _fewer(row: Row) -> str | None:
     if row.fewer_calls is None or row.fewer_calls_error is None:
         return _ratio(row, "fewer_calls")
-    return f"{times(row.fewer_calls)} \u00b1 {row.fewer_calls_error:.2f}"
+    return f"{format_ratio(row.fewer_calls)} \u00b1 {row.fewer_calls_error:.2f}"
 
 
 def _shares(values: tuple[float | None, ...]) -> str | None:
-    known = [percent(value) for value in values if value is not None]
+    known = [format_percent(value) for value in values if value is not None]
     return ", ".join(known) or None
 
 
 def _quality(found: dict[str, float | None]) -> str:
-    """A mean with its error, and what it is above plain decoding's."""
-    shown = f"{short(found['value'])} \u00b1 {short(found['error'])}"
+    """A mean with its error, and its difference to plain decoding."""
+    text = f"{format_value(found['value'])} \u00b1 {format_value(found['error'])}"
     gap = found["gap"]
-    return shown if gap is None else f"{shown} ({gap:+.3f} to plain)"
+    return text if gap is None else f"{text} ({gap:+.3f} to plain)"
 
 
-def _growth(choice: Choice, repeats: int) -> None:
-    """Host time per round at two lengths of context."""
-    quiet()
-    set_threads(choice.threads)
-    with progress(choice.json) as report:
+def _growth(options: ModelOptions, repeats: int) -> None:
+    """Measure host time per round at two context lengths."""
+    silence_libraries()
+    set_threads(options.threads)
+    with show_progress(options.json) as report:
         found = bench.growth(repeats=repeats, progress=report)
-    if choice.json:
-        emit(found.to_dict())
+    if options.json:
+        print_json(found.to_dict())
         return
     rows = [
         (p.context, p.rounds, 1e3 * p.round_seconds, 1e3 * p.forward_seconds, 1e3 * p.host_seconds)
         for p in found.points
     ]
-    table(rows, "context", "rounds", "round ms", "forwards ms", "host ms")
+    print_table(rows, "context", "rounds", "round ms", "forwards ms", "host ms")
     console().print(f"\nhost time grows by a factor of {found.ratio:.3f}")

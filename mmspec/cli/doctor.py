@@ -1,4 +1,4 @@
-"""What `mmspec doctor` does: do these two models work together?"""
+"""`mmspec doctor`: check whether models work together, or measure every class of a library."""
 
 from __future__ import annotations
 
@@ -8,26 +8,23 @@ from pathlib import Path
 import typer
 
 from mmspec import registry, zoo
-from mmspec.cli.choosing import check_source
-from mmspec.cli.inputs import quiet
-from mmspec.cli.output import complain, console, emit, table, working
+from mmspec.cli.models import check_source
+from mmspec.cli.output import (
+    console,
+    print_error,
+    print_json,
+    print_table,
+    show_progress,
+    show_status,
+    silence_libraries,
+)
+from mmspec.modality import Finding, Modality
 from mmspec.registry import ZOO
 
 
 def run(target: str, drafter: str | None, modality: str | None, json: bool) -> None:
-    """Look at a model, or a pair, without reading weights. Exit code 1 if it is refused."""
-    for name in (target, drafter):
-        if name is not None:
-            check_source(name)
-    owner = registry.find_modality(target, modality)
-    formatting = registry.formatting(owner)
-    for name in (target, drafter):
-        if name is not None and Path(name).is_dir() and not any(Path(name).glob("*.json")):
-            raise ValueError(f"{name} holds no model; give a folder that save_pretrained wrote")
-    quiet()
-    with working(f"looking at {target}", json):
-        small = None if drafter is None else _folder(drafter)
-        findings = formatting.examine(_folder(target), small)
+    """Check a model, or a pair, without reading weights. Exit code 1 if it is refused."""
+    owner, findings = examine(target, drafter, modality, json)
     refusals = [finding.remark for finding in findings if finding.verdict == "refused"]
     if json:
         document = {
@@ -38,15 +35,55 @@ def run(target: str, drafter: str | None, modality: str | None, json: bool) -> N
             "reasons": refusals,
             "findings": [asdict(finding) for finding in findings],
         }
-        emit(document)
+        print_json(document)
     else:
         rows = [(f.check, f.target, f.drafter, f.verdict, f.remark) for f in findings]
-        table(rows, "check", "target", "drafter", "verdict", "remark")
+        print_table(rows, "check", "target", "drafter", "verdict", "remark")
         if not refusals:
             console().print("\nthis works" if drafter is None else "\nthese two work together")
     for reason in refusals:
-        complain(reason)
+        print_error(reason)
     if refusals:
+        raise typer.Exit(1)
+
+
+def examine(
+    target: str, drafter: str | None, modality: str | None, json: bool
+) -> tuple[Modality, list[Finding]]:
+    """The modality of a model and the findings on it. Raises ValueError for a missing model."""
+    for name in (target, drafter):
+        if name is not None:
+            check_source(name)
+    owner = registry.find_modality(target, modality)
+    formatting = registry.formatting(owner)
+    for name in (target, drafter):
+        if name is not None and Path(name).is_dir() and not any(Path(name).glob("*.json")):
+            raise ValueError(f"{name} holds no model; give a folder that save_pretrained wrote")
+    silence_libraries()
+    with show_status(f"looking at {target}", json):
+        small = None if drafter is None else _folder(drafter)
+        return owner, formatting.examine(_folder(target), small)
+
+
+def survey(json: bool) -> None:
+    """Measure every class of the libraries, built small. Exit code 1 if any token is wrong."""
+    silence_libraries()
+    found, is_wrong = [], False
+    with show_progress(json) as report:
+        for one in registry.surveys():
+            lines = []
+            for line in one.survey():
+                lines.append(line)
+                report("classes", len(lines), line.total)
+            found.append((one, lines))
+            is_wrong = is_wrong or any(line.verdict == "wrong" for line in lines)
+    if json:
+        every = [line for _, lines in found for line in lines]
+        print_json([{**asdict(line), "verdict": line.verdict} for line in every])
+    else:
+        for one, lines in found:
+            typer.echo(one.markdown(lines))
+    if is_wrong:
         raise typer.Exit(1)
 
 

@@ -1,4 +1,4 @@
-"""What `mmspec generate` does: an answer or a picture, and what speculation made of it."""
+"""`mmspec generate`: generate once, and compare with plain decoding and the library."""
 
 from __future__ import annotations
 
@@ -6,88 +6,95 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import bench, registry
-from mmspec.api import Accelerated
-from mmspec.cli.choosing import Chosen, check_apart, check_file, choose
-from mmspec.cli.loaded import Loaded, load
-from mmspec.cli.options import Choice
-from mmspec.cli.output import console, emit, pairs, percent, progress, times, working
+from mmspec.accelerated import Accelerated
+from mmspec.cli.models import LoadedModels, Selected, check_distinct, check_file, load, select
+from mmspec.cli.options import ModelOptions
+from mmspec.cli.output import (
+    console,
+    format_percent,
+    format_ratio,
+    print_json,
+    print_pairs,
+    show_progress,
+    show_status,
+)
 from mmspec.modality import Selection, Workload
 from mmspec.stats import Stats
 
-COMPARED = (  # columns of a row that are said of a single answer
+COMPARED = (  # columns of a row that are reported for a single output
     *("calls", "fewer_calls", "speedup_end_to_end", "speedup_decode", "speedup_over_plain"),
     *("spread", "distance", "network_rows", "qualities", "extras"),
 )
 
 
-def run(choice: Choice, prompt: str, out: Path | None, compare: bool, repeats: int) -> None:
-    """Ask, say what came out, and measure it beside what the library does itself."""
-    chosen = choose(choice)
-    recipe, place = chosen.recipe, _place(out, chosen)
-    loaded = load(choice, chosen)
-    request, fast = loaded.formatter.request([prompt]), loaded.fast(recipe)
-    with working(f"generating with {recipe}", choice.json):
-        output = loaded.ask(fast, request, choice.seed)
+def run(options: ModelOptions, prompt: str, out: Path | None, compare: bool, repeats: int) -> None:
+    """Generate, print or write the output, and measure it beside the library's generate()."""
+    selected = select(options)
+    recipe, place = selected.recipe, _output_file(out, selected)
+    loaded = load(options, selected)
+    request, fast = loaded.formatter.request([prompt]), loaded.accelerate(recipe)
+    with show_status(f"generating with {recipe}", options.json):
+        output = loaded.call(fast, request, options.seed)
     stats, formatter = fast.last_stats, loaded.formatter
     assert stats is not None
     text = formatter.text(output)
     if text is not None and out is None:
-        place = None  # what was said needs no file
+        place = None  # text needs no file
     files = () if place is None else formatter.render(output, place)
     document: dict[str, Any] = {
         **({} if text is None else {"text": text}),
         **({"out": str(files[0]), "files": [str(file) for file in files]} if files else {}),
-        "model": chosen.model,
-        "drafter": chosen.drafters[recipe],
+        "model": selected.model,
+        "drafter": selected.drafters[recipe],
         "recipe": recipe,
         "exact": stats.exact,
-        "seed": choice.seed,
+        "seed": options.seed,
         **formatter.data(output),
     }
-    if not choice.json:
-        shown = f"{', '.join(map(str, files))}: {prompt}" if text is None else text
-        console().print(shown, markup=False)
+    if not options.json:
+        text_or_files = f"{', '.join(map(str, files))}: {prompt}" if text is None else text
+        console().print(text_or_files, markup=False)
         console().print()
     if compare:
-        document |= _compared(choice, loaded, fast, prompt, repeats, [str(one) for one in files])
+        document |= _compare(options, loaded, fast, prompt, repeats, [str(one) for one in files])
     document["stats"] = stats.to_dict()
-    if choice.json:
-        emit(document)
+    if options.json:
+        print_json(document)
     else:
-        pairs([*_speed(document), *_run(document, stats)])
+        print_pairs([*_speed(document), *_run(document, stats)])
 
 
-def _place(out: Path | None, chosen: Chosen) -> Path | None:
-    """Where the output goes; nowhere for those that write text."""
+def _output_file(out: Path | None, selected: Selected) -> Path | None:
+    """The output file; None for text."""
     if out is not None:
-        check_file("--out", out, chosen.owner)
-    usual = Path(f"mmspec{chosen.owner.files[0]}") if chosen.owner.files else None
+        check_file("--out", out, selected.owner)
+    usual = Path(f"mmspec{selected.owner.files[0]}") if selected.owner.files else None
     place = out or usual
-    check_apart({"--out": place, **chosen.written})
+    check_distinct({"--out": place, **selected.output_files})
     return place
 
 
-def _compared(
-    choice: Choice,
-    loaded: Loaded,
+def _compare(
+    options: ModelOptions,
+    loaded: LoadedModels,
     fast: Accelerated,
     prompt: str,
     repeats: int,
     written: list[str],
 ) -> dict[str, Any]:
-    """Plain decoding, the library's own way and the recipe in turns, in this process."""
-    chosen, measures = loaded.chosen, registry.measures(loaded.chosen.owner)
-    recipe, selection = chosen.recipe, Selection([prompt], 1, 1, choice.seed)
+    """Measure plain decoding, the library's generate() and the recipe in turns."""
+    selected, measures = loaded.selection, registry.measures(loaded.selection.owner)
+    recipe, selection = selected.recipe, Selection([prompt], 1, 1, options.seed)
     try:
-        work = measures.workload(loaded.model, loaded.formatter, chosen.settings, selection)
-        with progress(choice.json) as report:
-            how: dict[str, Any] = {"repeats": repeats, "seed": choice.seed, "progress": report}
+        work = measures.workload(loaded.model, loaded.formatter, selected.settings, selection)
+        with show_progress(options.json) as report:
+            how: dict[str, Any] = {"repeats": repeats, "seed": options.seed, "progress": report}
             how |= {"peers": False, "efficiency": False}  # only plain decoding and the library
-            found = bench.compare(chosen.model, {recipe: fast}, work, **how)
-        same = _same(fast, work, choice.seed)
+            found = bench.compare(selected.model, {recipe: fast}, work, **how)
+        same = _same(fast, work, options.seed)
     except KeyboardInterrupt:
-        kept = f"; written: {', '.join(written)}" if written else "; the answer is complete"
-        raise KeyboardInterrupt(f"interrupted while comparing{kept}") from None
+        written_note = f"; written: {', '.join(written)}" if written else "; the output is complete"
+        raise KeyboardInterrupt(f"interrupted while comparing{written_note}") from None
     mine, plain = found.row(recipe), found.rows[0]
     base = next((row for row in found.baselines if row.skipped is None), None)
     every = [*found.rows, *found.baselines]
@@ -103,7 +110,7 @@ def _compared(
 
 
 def _same(fast: Accelerated, work: Workload, seed: int) -> bool | None:
-    """Whether plain decoding gives the very same; None where only the distribution is promised."""
+    """Whether plain decoding gives the same output; None if only the distribution is exact."""
     if not fast.recipe.exact or not fast.recipe.verifier.couples:
         return None
     mine, plain = (one.run(work.timed[0], seed) for one in (work.fast(fast), work.plain))
@@ -111,7 +118,7 @@ def _same(fast: Accelerated, work: Workload, seed: int) -> bool | None:
 
 
 def _speed(document: dict[str, Any]) -> list[tuple[str, Any]]:
-    """What the comparison found, as far as it means something here."""
+    """Rows of the comparison that have a value."""
     if "calls" not in document:
         return []
     over, spread = document["baseline"], document["spread"]
@@ -121,7 +128,7 @@ def _speed(document: dict[str, Any]) -> list[tuple[str, Any]]:
         ("speed-up over plain decoding", "speedup_over_plain"),
     )
     rows: list[tuple[str, Any]] = [
-        (title, times(document[name], spread.get(name)))
+        (title, format_ratio(document[name], spread.get(name)))
         for title, name in ratios
         if document[name] is not None
     ]
@@ -141,16 +148,16 @@ def _speed(document: dict[str, Any]) -> list[tuple[str, Any]]:
 
 
 def _run(document: dict[str, Any], stats: Stats) -> list[tuple[str, Any]]:
-    """What the run itself reports."""
+    """Rows of the run's statistics."""
     parts = ("prefill", "draft", "verify", "host")
     shares = [getattr(stats, f"{part}_seconds") / (stats.total_seconds or 1) for part in parts]
     rows: list[tuple[str, Any]] = [
         ("mean acceptance length", stats.mean_acceptance_length),
-        ("acceptance rate of drafts", percent(stats.draft_acceptance_rate)),
+        ("acceptance rate of drafts", format_percent(stats.draft_acceptance_rate)),
         ("tokens per target call", stats.tokens_per_target_call),
         ("new tokens, target calls", [stats.num_new_tokens, stats.target_calls]),
         ("network rows", stats.network_rows or None),
-        ("prefill, draft, verify, host", ", ".join(map(percent, shares))),
+        ("prefill, draft, verify, host", ", ".join(map(format_percent, shares))),
         ("drafter saw", stats.drafter_saw),
         ("recipe", f"{document['recipe']} ({'exact' if stats.exact else 'lossy'})"),
         ("model, drafter", [document["model"], document["drafter"]]),

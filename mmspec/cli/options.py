@@ -1,7 +1,8 @@
-"""Options of commands: those about the model, and those that modalities declare in their settings.
+"""Options of commands: those of the model, and those that modalities declare in their settings.
 
-A command declares what is its own; `takes` adds the others to its signature, grouped by modality,
-and hands all to the module that does the work, which is imported then. Nothing here needs torch.
+A command declares its own options; `model_command` adds the others to its signature, grouped by
+modality, and passes all to a function of a module that is imported when the command runs. Nothing
+here imports torch.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import inspect
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import Field, dataclass, field, fields
 from importlib import import_module
@@ -17,52 +19,59 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, get_args, get_origin, get_type_hints
 
 import typer
+from typer.core import TyperGroup
 
 from mmspec import registry
-from mmspec.cli.output import complain
+from mmspec.cli.output import print_error
 from mmspec.modality import Modality, setting
 
-# options that a modality may have among its parts
+# options that a modality may have as parts of `accelerate`
 PARTS = ("length", "tree", "compressor", "kv", "window", "max_rows")
+SINGLE = ("prompt", "image", "video", "audio")  # inputs that may be given once
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What was said of the model and of how to run it, as it was typed; None = nothing."""
+class ModelOptions:
+    """The model and how to run it, as given on the command line; None = default."""
 
     model: str | None = setting(
-        None, "Target: a folder, a hub name or zoo:NAME; one of the zoo if not said."
+        None, "Target: a folder, a hub name or zoo:NAME; default: a bundled model."
     )
-    modality: str | None = setting(None, "Where a model has several, or a hub name does not say.")
-    drafter: str | None = setting(None, "Draft model: the same; the zoo has its own.")
+    modality: str | None = setting(None, "If a model has several, or for a hub name.")
+    drafter: str | None = setting(
+        None, "Draft model or head, likewise; default: the one bundled for the target."
+    )
     recipe: list[str] | None = setting(None, "One of `mmspec recipes`.")
-    verifier: str | None = setting(None, "Verify by another rule than the recipe's.")
+    verifier: str | None = setting(
+        None, "Another verifier than the recipe's: NAME or NAME:ranks=3, a file of verifiers/."
+    )
     knobs: list[str] | None = setting(
         None,
-        "A knob or part of all recipes, NAME=VALUE, or of one, RECIPE.NAME=VALUE (see `mmspec "
-        "show`); repeatable.",
+        "An option of all recipes, NAME=VALUE, or of one, RECIPE.NAME=VALUE (see `mmspec show`); "
+        "repeatable.",
         option="--set",
     )
-    seed: int = setting(0, "All noise follows from it.", min=0)
+    seed: int = setting(0, "Seed of all noise.", min=0)
     threads: int | None = setting(None, "Processor threads to use.", min=1)
-    trust_remote_code: bool = setting(False, "Run code that lies in the model's folder.")
+    trust_remote_code: bool = setting(False, "Run code from the model's folder.")
     json: bool = setting(False, "Print one JSON document on stdout.")
     length: str | None = setting(None, "Draft length: a number, auto, entropy, ...")
     tree: str | None = setting(None, "Branching widths such as 3,2,1, or dynamic.")
     compressor: str | None = setting(
-        None, "Thins what the drafter sees: NAME or NAME:keep=0.25, of `mmspec compressors`."
+        None,
+        "Reduces visual tokens for the drafter: NAME or NAME:keep=0.25, see `mmspec compressors`.",
     )
     kv: str | None = setting(
         None,
         "Keys and values that the target drafts on: same, sparse:tokens=512, text, pooled, tokens.",
     )
-    window: int | None = setting(None, "States that a round moves a chain at most.", min=1)
-    max_rows: int | None = setting(None, "Rows of the network at a time.", min=1)
+    window: int | None = setting(None, "Maximal steps of a chain per round.", min=1)
+    max_rows: int | None = setting(None, "Maximal rows per network forward.", min=1)
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the modality; given ones only
     command: str = "generate"
 
-    def options(self) -> dict[str, Any]:
-        """Parts and knobs as `accelerate` takes them. Raises ValueError for what is none."""
+    def keywords(self) -> dict[str, Any]:
+        """Parts and options as `accelerate` takes them. Raises ValueError for invalid ones."""
         made: dict[str, Any] = {
             "window": self.window,
             "max_rows": self.max_rows,
@@ -73,126 +82,129 @@ class Choice:
         if self.length is not None:
             made["length"] = int(self.length) if self.length.isdecimal() else self.length
         if self.tree is not None:
-            made["tree"] = _widths(self.tree)
+            made["tree"] = _parse_widths(self.tree)
         given = {name: value for name, value in made.items() if value is not None}
-        knobs = set_pairs(self.knobs or ())
+        knobs = parse_pairs(self.knobs or ())
         for name in knobs:
-            said = name.rpartition(".")[2]
-            if said in CHOSEN:
-                raise ValueError(f"--set {name}: {said} is no knob; give {dashed(said)}")
+            option = name.rpartition(".")[2]
+            if option in SEPARATE:
+                raise ValueError(f"--set {name}: {option} is set by {flag(option)}; give that")
             if name in given:
-                raise ValueError(f"--set {name} and {dashed(name)} say the same; drop one of them")
+                raise ValueError(f"--set {name} and {flag(name)} are the same; drop one of them")
         return {**given, **knobs}
 
 
 NOT_OPTIONS = ("settings", "command")
-CHOSEN = ("model", "modality", "drafter", "recipe")  # what knobs are turned of
+SEPARATE = ("model", "modality", "drafter", "recipe")  # not set by --set
 
 
-def takes(
-    module: str,
+def model_command(
+    function: str,
     command: str,
     without: tuple[str, ...] = (),
     alone: Mapping[str, tuple[str, ...]] | None = None,
     **defaults: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Give a command the options of `Choice` and of all modalities, and its work a home.
+    """Add the options of `ModelOptions` and of all modalities to a command.
 
-    The decorated function is a declaration; `run(choice, ...)` of `module` gets what was typed,
-    unless a command below this one is meant. Settings are those of `command`; `without` names
-    options of `Choice` that are left out, and `defaults` are other ones of the rest. `alone` are
-    options beside which only those that it names have a meaning; a command with any, or with
-    commands below it, declares the `context`.
+    The decorated function only declares the command; `function`, "module:name", gets the
+    `ModelOptions` and the command's own options, unless a subcommand is called. Settings are those
+    of `command`; `without` names options of `ModelOptions` to leave out, `defaults` are other
+    defaults of the rest. `alone` names options that exclude all others but the listed ones; a
+    command with any, or with subcommands, declares the `context`.
     """
 
-    def declared(function: Callable[..., None]) -> Callable[..., None]:
-        signature = inspect.signature(function, eval_str=True)
-        own = [one for one in fields(Choice) if one.name not in (*NOT_OPTIONS, *without)]
-        hints = get_type_hints(Choice)
+    def decorate(declaration: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(declaration, eval_str=True)
+        own = [one for one in fields(ModelOptions) if one.name not in (*NOT_OPTIONS, *without)]
+        hints = get_type_hints(ModelOptions)
         more = [
-            _parameter(one, hints[one.name], defaults.get(one.name, one.default)) for one in own
+            _model_option(one, hints[one.name], defaults.get(one.name, one.default)) for one in own
         ]
-        settings = [one for one in _settings(command) if one.name not in signature.parameters]
+        settings = [
+            one for one in _setting_options(command) if one.name not in signature.parameters
+        ]
 
         def call(**given: Any) -> None:
             context = given.pop("context", None)
             if context is not None:
-                _check_heard(context, alone or {})
+                _check_unused(context, alone or {})
                 if context.invoked_subcommand is not None:
                     return
-            said = {one.name: given.pop(one.name) for one in own}
-            asked = {one.name: given.pop(one.name) for one in settings}
-            typed = {name: value for name, value in asked.items() if value is not None}
-            work(module, Choice(**said, settings=typed, command=command), **given)
+            mine = {one.name: given.pop(one.name) for one in own}
+            values = {one.name: given.pop(one.name) for one in settings}
+            values = {name: value for name, value in values.items() if value is not None}
+            run_function(function, ModelOptions(**mine, settings=values, command=command), **given)
 
         every = [*signature.parameters.values(), *more, *settings]
         call.__signature__ = signature.replace(parameters=every)  # type: ignore[attr-defined]
-        call.__doc__ = function.__doc__
+        call.__doc__ = declaration.__doc__
         return call
 
-    return declared
+    return decorate
 
 
-def _check_heard(context: typer.Context, alone: Mapping[str, tuple[str, ...]]) -> None:
-    """Refuse options that nobody would look at. Raises typer.BadParameter."""
+def _check_unused(context: typer.Context, alone: Mapping[str, tuple[str, ...]]) -> None:
+    """Refuse options that would be ignored. Raises typer.BadParameter."""
     names = {one.name: one.opts[0] for one in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    said = [name for name, one in sources.items() if one is not None and one.name == "COMMANDLINE"]
-    below = context.invoked_subcommand
-    if below is not None and said:
+    given = [name for name, one in sources.items() if one is not None and one.name == "COMMANDLINE"]
+    subcommand = context.invoked_subcommand
+    if subcommand is not None and given:
         raise typer.BadParameter(
-            f"{names[said[0]]} stands before {below}, which has options of its own; write it "
-            f"behind {below}",
+            f"{names[given[0]]} is given before {subcommand}, which has options of its own; give "
+            f"it after {subcommand}",
             ctx=context,
         )
-    for name, beside in alone.items():
-        lost = [names[one] for one in said if one not in (name, *beside)]
-        if name in said and lost:
+    for name, others in alone.items():
+        unused = [names[one] for one in given if one not in (name, *others)]
+        if name in given and unused:
             raise typer.BadParameter(
-                f"{names[name]} looks at no {', '.join(lost)}; drop one of them", ctx=context
+                f"{names[name]} ignores {', '.join(unused)}; drop one of them", ctx=context
             )
 
 
-def work(module: str, *args: Any, **given: Any) -> None:
-    """`run` of a module, imported now; whoever stops it is told what was kept."""
+def run_function(function: str, *args: Any, **given: Any) -> None:
+    """Call "module:name", imported now; an interrupt is one line and exit code 130."""
+    module, _, name = function.partition(":")
     try:
-        import_module(module).run(*args, **given)
+        getattr(import_module(module), name)(*args, **given)
     except KeyboardInterrupt as stopped:
-        complain(" ".join(map(str, stopped.args)) or "interrupted; nothing was written")
+        print_error(" ".join(map(str, stopped.args)) or "interrupted; nothing was written")
         raise typer.Exit(130) from None
 
 
-def _parameter(one: Field[Any], hint: Any, default: Any) -> inspect.Parameter:
-    """An option out of a field of `Choice`."""
+def _model_option(one: Field[Any], hint: Any, default: Any) -> inspect.Parameter:
+    """The option of a field of `ModelOptions`."""
     panel = "Drafting (where the modality has it)" if one.name in PARTS else "Model"
-    least, name = one.metadata.get("min"), one.metadata.get("option", dashed(one.name))
-    about = typer.Option(name, help=one.metadata["help"], min=least, rich_help_panel=panel)
+    minimum, name = one.metadata.get("min"), one.metadata.get("option", flag(one.name))
+    about = typer.Option(name, help=one.metadata["help"], min=minimum, rich_help_panel=panel)
     made: Any = Annotated[hint, about]
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(one.name, kind, default=default, annotation=made)
 
 
-def _settings(command: str) -> list[inspect.Parameter]:
+def _setting_options(command: str) -> list[inspect.Parameter]:
     """The settings of all modalities as options; those of one name are one option."""
     owners: dict[str, dict[str, tuple[Field[Any], Any]]] = {}
     for modality in registry.modalities().values():
         hints = get_type_hints(modality.settings)
-        for one in settings_for(modality, command):
-            owners.setdefault(one.name, {})[modality.name] = (one, _bare(hints[one.name]))
-    return [_shared(name, found) for name, found in owners.items()]
+        for one in select_settings(modality, command):
+            owners.setdefault(one.name, {})[modality.name] = (one, _option_type(hints[one.name]))
+    return [_shared_option(name, found) for name, found in owners.items()]
 
 
-def _shared(name: str, found: Mapping[str, tuple[Field[Any], Any]]) -> inspect.Parameter:
-    """One option for the modalities that have it; None = not said. Limits are theirs to check."""
+def _shared_option(name: str, found: Mapping[str, tuple[Field[Any], Any]]) -> inspect.Parameter:
+    """One option for the modalities that have it; None = not given. They check its limits."""
     kinds = {kind for _, kind in found.values()}
     hint = kinds.pop() if len(kinds) == 1 else str
-    words: dict[str, list[str]] = {}
+    texts: dict[str, list[str]] = {}
     for owner, (one, _) in found.items():
-        words.setdefault(_words(one), []).append(owner)
-    lines = (
-        words if len(words) == 1 else [f"{', '.join(who)}: {said}" for said, who in words.items()]
-    )
-    names = (dashed(name), f"--no-{dashed(name)[2:]}") if hint is bool else (dashed(name),)
+        texts.setdefault(_help(one), []).append(owner)
+    lines = [*texts]
+    if len(texts) > 1:
+        lines = [f"{', '.join(owners)}: {text}" for text, owners in texts.items()]
+    names = (flag(name), f"--no-{flag(name)[2:]}") if hint is bool else (flag(name),)
     panel = f"Of modality {', '.join(found)}"
     about = typer.Option(*names, help=" ".join(lines), rich_help_panel=panel)
     made: Any = Annotated[hint | None, about]
@@ -200,54 +212,93 @@ def _shared(name: str, found: Mapping[str, tuple[Field[Any], Any]]) -> inspect.P
     return inspect.Parameter(name, kind, default=None, annotation=made)
 
 
-def _words(one: Field[Any]) -> str:
+def _help(one: Field[Any]) -> str:
     """The help of a setting, its limits and its default."""
-    said, choices = str(one.metadata["help"]), one.metadata.get("choices")
+    text, choices = str(one.metadata["help"]), one.metadata.get("choices")
     if choices:
-        said += f" One of {', '.join(map(str, choices))}."
+        text += f" One of {', '.join(map(str, choices))}."
     if one.metadata.get("min"):
-        said += f" At least {one.metadata['min']}."
-    return said if one.default is None else f"{said} Default {one.default}."
+        text += f" At least {one.metadata['min']}."
+    return text if one.default is None else f"{text} Default {one.default}."
 
 
-def _bare(hint: Any) -> Any:
-    """A type without None; text for what the command line cannot read."""
+def _option_type(hint: Any) -> Any:
+    """A type without None; str for types that the command line cannot parse."""
     if get_origin(hint) is UnionType:
         (hint, *rest) = [kind for kind in get_args(hint) if kind is not NoneType]
         hint = str if rest else hint
     return hint if hint in (int, float, bool, str) else str
 
 
-def settings_for(modality: Modality, command: str) -> list[Field[Any]]:
+def select_settings(modality: Modality, command: str) -> list[Field[Any]]:
     """The settings of a modality that a command takes."""
     every = fields(modality.settings)
     return [one for one in every if one.metadata.get("only") in (None, command)]
 
 
-def dashed(name: str) -> str:
+def flag(name: str) -> str:
     """An option's name on the command line."""
     return f"--{name.replace('_', '-')}"
 
 
-def _widths(tree: str) -> list[int] | str:
-    """Widths of branching, or the name of a tree. Raises ValueError for widths below 1."""
+def _parse_widths(tree: str) -> list[int] | str:
+    """Branching widths, or the name of a tree. Raises ValueError for widths below 1."""
     if not re.fullmatch(r"[-\d]+(,[-\d]+)*", tree):
         return tree
     widths = [int(one) for one in tree.split(",") if re.fullmatch(r"-?\d+", one)]
     if len(widths) != tree.count(",") + 1 or min(widths) < 1:
-        raise ValueError(f"--tree {tree} has a width that is none; give 1 or more, as in 3,2,1")
+        raise ValueError(f"--tree {tree} has an invalid width; give 1 or more, as in 3,2,1")
     return widths
 
 
-def set_pairs(pairs: list[str] | tuple[()]) -> dict[str, Any]:
-    """`NAME=VALUE` as `accelerate` takes it: numbers, inf, true, false and lists, else words."""
+def parse_pairs(pairs: list[str] | tuple[()]) -> dict[str, Any]:
+    """Parse NAME=VALUE as `accelerate` takes it: numbers, inf, true, false and lists, else str."""
     found: dict[str, Any] = {}
     for pair in pairs:
         name, _, value = pair.partition("=")
         if not name or not value:
-            raise ValueError(f"--set {pair} gives no value; write NAME=VALUE, as in --set order=2")
+            raise ValueError(f"--set {pair} gives no value; give NAME=VALUE, as in --set order=2")
         try:
             found[name] = json.loads(value)
         except json.JSONDecodeError:
             found[name] = math.inf if value == "inf" else value
     return found
+
+
+class RecipeGroup(TyperGroup):
+    """A group whose unknown commands are recipes, for its command `recipe`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        known = (*self.commands, *ctx.help_option_names)
+        found = args if not args or args[0] in known else ["recipe", *args]
+        parsed: list[str] = super().parse_args(ctx, found)
+        return parsed
+
+
+def refuse_repeated(command: Any) -> None:
+    """Make a command, and all below it, refuse a single input that is given twice.
+
+    The parser would take the last and ignore the others.
+    """
+    make_parser = command.make_parser
+
+    def make(context: Any) -> Any:
+        parser = make_parser(context)
+        parse_args = parser.parse_args
+
+        def parse(args: list[str]) -> Any:
+            found = parse_args(args)
+            for one, count in Counter(found[-1]).items():
+                if count > 1 and one.name in SINGLE and not one.multiple:
+                    raise typer.BadParameter(
+                        f"{one.opts[0]} is given {count} times and takes one value; give it once",
+                        ctx=context,
+                    )
+            return found
+
+        parser.parse_args = parse
+        return parser
+
+    command.make_parser = make
+    for one in getattr(command, "commands", {}).values():
+        refuse_repeated(one)

@@ -1,11 +1,13 @@
-"""What a command prints: text and tables for people, one JSON document for programs."""
+"""Output of commands: text and tables for people, one JSON document for programs."""
 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
@@ -18,23 +20,23 @@ Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on s
 
 
 def console() -> Console:
-    """Standard output; made when asked for, so that redirections count."""
+    """Standard output; made at each call, so that redirections are respected."""
     return Console(soft_wrap=not sys.stdout.isatty(), highlight=False)
 
 
-def complain(message: str) -> None:
-    """One red line on stderr."""
+def print_error(message: str) -> None:
+    """Print one red line on stderr."""
     line = Text(f"error: {message}", style="bold red", no_wrap=True, overflow="ignore")
     Console(stderr=True, highlight=False, soft_wrap=True).print(line)
 
 
-def line(error: Exception) -> tuple[str, int]:
-    """What happened, in one line, and the exit code."""
+def format_error(error: Exception) -> tuple[str, int]:
+    """An error as one line, and the exit code."""
     if isinstance(error, typer.TyperException):  # a wrong option or argument
         message = " ".join(error.format_message().split())
         context = vars(error).get("ctx")
         if message:
-            message = f"{message.rstrip('.')}; see `mmspec {_command(context)}--help`"
+            message = f"{message.rstrip('.')}; see `mmspec {_command_path(context)}--help`"
         return message, error.exit_code
     message = " ".join(str(error).split())
     if not isinstance(error, ValueError | TypeError | OSError):
@@ -42,8 +44,8 @@ def line(error: Exception) -> tuple[str, int]:
     return message or type(error).__name__, 1
 
 
-def _command(context: Any | None) -> str:
-    """The commands that led to where an error is, without the program's own name."""
+def _command_path(context: Any | None) -> str:
+    """The commands up to the one that failed, without the program's name."""
     names = []
     while context is not None and context.parent is not None:
         names.append(f"{context.info_name} ")
@@ -51,39 +53,39 @@ def _command(context: Any | None) -> str:
     return "".join(reversed(names))
 
 
-def emit(document: Any) -> None:
-    """The JSON document of a command."""
+def print_json(document: Any) -> None:
+    """Print the JSON document of a command."""
     typer.echo(json.dumps(document, indent=2, default=str))
 
 
-def table(rows: Sequence[Sequence[Any]], *titles: str, heading: str | None = None) -> None:
-    """Print rows; numbers are written short."""
+def print_table(rows: Sequence[Sequence[Any]], *titles: str, heading: str | None = None) -> None:
+    """Print rows; numbers are rounded."""
     made = Table(title=heading, title_justify="left", box=None, header_style="bold", pad_edge=False)
     for title in titles:
         made.add_column(title, overflow="fold")
     for row in rows:
-        made.add_row(*(Text(short(value)) for value in row))
-    _wide().print(made)
+        made.add_row(*(Text(format_value(value)) for value in row))
+    _wide_console().print(made)
 
 
-def pairs(rows: Sequence[tuple[str, Any]]) -> None:
+def print_pairs(rows: Sequence[tuple[str, Any]]) -> None:
     """Print names and values below each other."""
     made = Table(box=None, show_header=False, pad_edge=False)
     made.add_column(style="bold", no_wrap=True)
     made.add_column(overflow="fold")
     for name, value in rows:
-        made.add_row(name, Text(short(value)))
-    _wide().print(made)
+        made.add_row(name, Text(format_value(value)))
+    _wide_console().print(made)
 
 
-def _wide() -> Console:
-    """Standard output; as wide as need be where no terminal limits it."""
+def _wide_console() -> Console:
+    """Standard output; wide where it is no terminal."""
     out = console()
     return out if out.is_terminal else Console(width=max(out.width, 220), highlight=False)
 
 
-def short(value: Any) -> str:
-    """A value as people read it."""
+def format_value(value: Any) -> str:
+    """A value for people."""
     if value is None:
         return "-"
     if isinstance(value, bool):
@@ -91,23 +93,23 @@ def short(value: Any) -> str:
     if isinstance(value, float):
         return f"{value:.3g}" if abs(value) < 0.1 else f"{value:.2f}"
     if isinstance(value, list | tuple):
-        return ", ".join(short(inner) for inner in value)
+        return ", ".join(format_value(inner) for inner in value)
     return str(value)
 
 
-def percent(value: float) -> str:
+def format_percent(value: float) -> str:
     return f"{100 * value:.0f} %"
 
 
-def times(value: float, spread: Sequence[float] | None = None) -> str:
-    """A ratio, with its extremes where they are known."""
+def format_ratio(value: float, spread: Sequence[float] | None = None) -> str:
+    """A ratio, with its extremes if they are known."""
     shown = f"{value:.2f}x"
     return shown if spread is None else f"{shown} ({spread[0]:.2f} to {spread[1]:.2f})"
 
 
 @contextmanager
-def progress(quiet: bool) -> Iterator[Callable[..., None]]:
-    """A bar per stage on stderr; none without a terminal, nor beside JSON."""
+def show_progress(quiet: bool) -> Iterator[Callable[..., None]]:
+    """Show a bar per stage on stderr; none without a terminal, or with --json."""
     terminal = Console(stderr=True)
     columns = (
         TextColumn("{task.description}"),
@@ -129,11 +131,21 @@ def progress(quiet: bool) -> Iterator[Callable[..., None]]:
 
 
 @contextmanager
-def working(what: str, quiet: bool) -> Iterator[None]:
-    """A line on stderr while something is under way; none without a terminal, nor beside JSON."""
+def show_status(text: str, quiet: bool) -> Iterator[None]:
+    """Show a line on stderr meanwhile; none without a terminal, or with --json."""
     terminal = Console(stderr=True)
     if quiet or not terminal.is_terminal:
         yield
     else:
-        with terminal.status(what):
+        with terminal.status(text):
             yield
+
+
+def silence_libraries() -> None:
+    """Turn off progress bars and remarks of transformers, and of diffusers if it is loaded."""
+    for library in ("transformers", "diffusers"):
+        if library == "transformers" or library in sys.modules:
+            logging = import_module(f"{library}.utils.logging")
+            if os.environ.get("MMSPEC_DEBUG") != "1":
+                logging.set_verbosity_error()
+            logging.disable_progress_bar()

@@ -1,8 +1,8 @@
-"""What `mmspec train RECIPE` does: a head or a small model learns from what that target answers.
+"""`mmspec train RECIPE`: train a head or a small model on the answers of a target.
 
 OUT/config.json, model.safetensors   the head or small model, when all is done
-OUT/training.json                    what was asked for, and how it went
-OUT/answers.jsonl                    what the target (or the data) said to each question
+OUT/training.json                    the options, and the history
+OUT/answers.jsonl                    the answer of the target (or the data) to each question
 OUT/checkpoint.safetensors           all that the next step depends on
 OUT/played/                          episodes of a policy, where --data asks for those
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -20,272 +20,253 @@ from typing import Any
 import torch
 
 from mmspec import recipes, registry
-from mmspec.cli.choosing import check_source
-from mmspec.cli.inputs import quiet
-from mmspec.cli.loaded import set_threads
-from mmspec.cli.output import complain, console, emit, pairs, progress, short, working
-from mmspec.cli.taught import (
-    Answering,
-    AnswerSettings,
-    Lessons,
-    acceptance,
-    beginning,
-    check_pictures,
-    held_out,
+from mmspec.cli.models import check_source, set_threads
+from mmspec.cli.output import (
+    console,
+    format_value,
+    print_error,
+    print_json,
+    print_pairs,
+    show_progress,
+    show_status,
+    silence_libraries,
 )
-from mmspec.cli.training_cost import cost
+from mmspec.cli.training_examples import (
+    ResponseCollector,
+    ResponseOptions,
+    TrainingExamples,
+    check_images,
+    initial_head,
+    measure_acceptance,
+    select_held_out,
+)
+from mmspec.cli.training_plan import (
+    PLAN,
+    PLAYED,
+    TrainOptions,
+    check_out,
+    check_share,
+    estimate_cost,
+    get_trainable,
+)
 from mmspec.modality import TrainingData
-from mmspec.models.fingerprint import agree, fingerprint
-from mmspec.models.folder import configuration
+from mmspec.models.compatibility import fingerprint, is_same_target
+from mmspec.models.folder import read_json
 from mmspec.recipe import Recipe
 from mmspec.training import checkpoints
-from mmspec.training.answers import TaughtAnswer, collect
 from mmspec.training.conversations import Question, digest, read_questions
 from mmspec.training.feature_cache import FeatureCache
-from mmspec.training.feature_size import cache_bytes, check_space, wanted_features
+from mmspec.training.feature_size import cache_bytes, check_space, required_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 from mmspec.training.processes import Processes
+from mmspec.training.responses import Response, collect_responses
 
-STATE, PLAN, ANSWERS = "checkpoint.safetensors", "training.json", "answers.jsonl"
-PLAYED = "played"  # a folder of data that the target made
+STATE, ANSWERS = "checkpoint.safetensors", "answers.jsonl"
 SHOWN = 4  # reasons for what is left out
 
 
-@dataclass(frozen=True)
-class TrainOptions:
-    """What was typed; `None` = as the recipe has it."""
-
-    recipe: str
-    target: str
-    data: Path
-    out: Path
-    images: Path | None = None
-    answers: str = "target"
-    head: Path | None = None
-    cache: Path | None = None
-    steps: int = 2000
-    batch: int = 8
-    accumulate: int = 1
-    rate: float | None = None
-    ema: float = 0.0
-    bf16: bool = False
-    muon: bool = False
-    held_out: int = 32
-    every: int = 100
-    max_new_tokens: int = 128
-    max_length: int = 2048
-    temperature: float = 0.0
-    seed: int = 0
-    knobs: tuple[str, ...] = ()
-    threads: int | None = None
-    trust_remote_code: bool = False
-    dry_run: bool = False
-    json: bool = False
-
-
 def run(**typed: Any) -> None:
-    """Train a head, or say what that would take."""
-    asked, processes = TrainOptions(**typed), Processes.here()
-    _check_share(asked, processes)
-    recipe = trainable(asked.recipe)
-    owner = registry.find_modality(asked.target)
-    recipes.check_decodes(recipe, owner.all_decodes, asked.target, owner.unsupported_options)
+    """Train a head, or report what that would take."""
+    options, processes = TrainOptions(**typed), Processes.from_environment()
+    check_share(options, processes)
+    recipe = get_trainable(options.recipe)
+    owner = registry.find_modality(options.target)
+    recipes.check_decodes(recipe, owner.all_decodes, options.target, owner.unsupported_options)
     teaching = registry.training_data(owner)
-    check_source(asked.target)
-    plays = teaching.names_environment(str(asked.data))
-    if plays and asked.dry_run:
+    check_source(options.target)
+    plays = teaching.names_environment(str(options.data))
+    if plays and options.dry_run:
         raise ValueError(
-            f"--dry-run plays nothing; drop it, or give --data a file for {asked.data}"
+            f"--dry-run records nothing; drop it, or give --data a file for {options.data}"
         )
-    questions = [] if plays else _questions(asked)
-    _check_out(asked.out)
-    set_threads(asked.threads, asked.target)
-    quiet()
-    how = {"trust_remote_code": asked.trust_remote_code}
-    with working(f"loading {asked.target}", asked.json):
-        if asked.dry_run:
-            model = teaching.skeleton(asked.target)
+    questions = [] if plays else _questions(options)
+    check_out(options.out)
+    set_threads(options.threads, options.target)
+    silence_libraries()
+    keywords = {"trust_remote_code": options.trust_remote_code}
+    with show_status(f"loading {options.target}", options.json):
+        if options.dry_run:
+            model = teaching.skeleton(options.target)
         else:
-            model = registry.plug(owner).load(asked.target, **how)
+            model = registry.plug(owner).load(options.target, **keywords)
             model = model if processes.device is None else model.to(processes.device)
-        teacher = teaching.teacher(asked.target, model, **how)
+        teacher = teaching.teacher(options.target, model, **keywords)
     if plays:
-        asked = replace(asked, data=_played(asked, teaching, teacher, processes))
-        questions = _questions(asked)
+        options = replace(options, data=_record_episodes(options, teaching, teacher, processes))
+        questions = _questions(options)
     teacher.check(questions)
-    if teacher.longest is not None:
-        asked = replace(asked, max_new_tokens=min(asked.max_new_tokens, teacher.longest))
-    if asked.dry_run:
-        _show(cost(asked, recipe, teacher, questions), asked.json)
+    if teacher.max_answer_tokens is not None:
+        options = replace(
+            options, max_new_tokens=min(options.max_new_tokens, teacher.max_answer_tokens)
+        )
+    if options.dry_run:
+        _show(estimate_cost(options, recipe, teacher, questions), options.json)
         return
-    _Training(asked, recipe, model, teacher, questions, processes).run()
+    _Training(options, recipe, model, teacher, questions, processes).run()
 
 
-def _questions(asked: TrainOptions) -> list[Question]:
-    """What the data hold. Raises ValueError for data that nothing can be learnt from."""
-    questions = read_questions(asked.data, asked.images)
-    check_pictures(questions, asked.images)
+def _questions(options: TrainOptions) -> list[Question]:
+    """The questions of the data. Raises ValueError if they are too few."""
+    questions = read_questions(options.data, options.images)
+    check_images(questions, options.images)
     if len({one.row for one in questions}) < 2:
-        raise ValueError(f"{asked.data} has one row; give two or more, one of them is held out")
+        raise ValueError(f"{options.data} has one row; give two or more, one of them is held out")
     return questions
 
 
-def _played(
-    asked: TrainOptions, teaching: TrainingData, teacher: Any, processes: Processes
+def _record_episodes(
+    options: TrainOptions, teaching: TrainingData, teacher: Any, processes: Processes
 ) -> Path:
-    """Data that the target makes by itself, kept in the training's folder."""
-    is_quiet = asked.json or not processes.is_first
-    with processes.first_alone(), progress(is_quiet) as bar:
-        told = (str(asked.data), teacher, asked.out / PLAYED, asked.seed)
+    """Episodes of the target, recorded in the folder of the training."""
+    is_quiet = options.json or not processes.is_first
+    with processes.main_process_first(), show_progress(is_quiet) as bar:
+        given = (str(options.data), teacher, options.out / PLAYED, options.seed)
         return teaching.record_episodes(
-            *told, lambda stage, done, total, _: bar(stage, done, total)
+            *given, lambda stage, done, total, _: bar(stage, done, total)
         )
-
-
-def trainable(name: str) -> Recipe:
-    """A recipe whose drafter can be trained. Raises ValueError naming those that can be."""
-    recipe = recipes.get(name)
-    if recipe.training is None:
-        able = [one for one in recipes.names("tokens") if recipes.get(one).training is not None]
-        raise ValueError(
-            f"recipe {name!r} drafts with nothing that `mmspec train` teaches; choose one of "
-            f"{', '.join(able)}"
-        )
-    return recipe
 
 
 class _Training:
-    """One run: new, or gone on with."""
+    """One run: new, or resumed."""
 
     def __init__(
         self,
-        asked: TrainOptions,
+        options: TrainOptions,
         recipe: Recipe,
         model: Any,
         teacher: Any,
         questions: list[Question],
         processes: Processes,
     ) -> None:
-        self.asked, self.recipe, self.model, self.teacher = asked, recipe, model, teacher
-        self.questions, self.out, self.processes = questions, asked.out, processes
+        self.options, self.recipe, self.model, self.teacher = options, recipe, model, teacher
+        self.questions, self.out, self.processes = questions, options.out, processes
         assert recipe.training is not None
-        self.rate = recipe.training.rate if asked.rate is None else asked.rate
+        self.rate = recipe.training.rate if options.rate is None else options.rate
         self.history: list[dict[str, Any]] = []
         self.tap = ""  # the features that are cached
         self.cache: FeatureCache | None = None
 
     def run(self) -> None:
-        asked = self.asked
-        if asked.cache is not None:  # what no cache can hold is refused now
+        options = self.options
+        if options.cache is not None:  # heads without cacheable features are refused now
             head = self._head(torch.ones(self.teacher.reader.vocabulary, dtype=torch.int64))
             assert self.recipe.training is not None
-            self.tap = wanted_features(self.recipe.training, self.teacher.reader, head)
-        is_quiet = asked.json or not self.processes.is_first
-        with self.processes.first_alone():
+            self.tap = required_features(self.recipe.training, self.teacher.reader, head)
+        is_quiet = options.json or not self.processes.is_first
+        with self.processes.main_process_first():
             self._begin()
-        with progress(is_quiet) as bar:
-            with self.processes.first_alone():
-                answers = collect(
+        with show_progress(is_quiet) as bar:
+            with self.processes.main_process_first():
+                answers = collect_responses(
                     self.out / ANSWERS,
                     self.questions,
-                    Answering(self.model, self.teacher, self._answering()),
-                    4 * asked.batch,
+                    ResponseCollector(self.model, self.teacher, self._response_options()),
+                    4 * options.batch,
                     lambda stage, done, total, _: bar(stage, done, total),
                 )
-            kept = [one for one in answers if one.skipped is None]
+            usable = [one for one in answers if one.skipped is None]
             left_out = [one.skipped for one in answers if one.skipped is not None]
-            if not kept:
-                raise ValueError(f"none of {len(answers)} questions can be learnt: {left_out[0]}")
-            apart = held_out(self.questions, asked.held_out, asked.seed)
-            learnt = [one for one in kept if one.question not in apart]
-            self.judged = [self.questions[one.question] for one in kept if one.question in apart]
-            if not learnt or not self.judged:
+            if not usable:
                 raise ValueError(
-                    f"{len(kept)} questions are left, too few to learn from some and judge by "
+                    f"none of {len(answers)} questions can be trained on: {left_out[0]}"
+                )
+            held_out = select_held_out(self.questions, options.held_out, options.seed)
+            trained_on = [one for one in usable if one.question not in held_out]
+            self.judged = [
+                self.questions[one.question] for one in usable if one.question in held_out
+            ]
+            if not trained_on or not self.judged:
+                raise ValueError(
+                    f"{len(usable)} questions are left, too few to learn from some and judge by "
                     "others; give more data"
                 )
-            seed = asked.seed
-            self.cache = self._cache(learnt)
-            how = (asked.batch, seed, self.cache)
-            lessons = Lessons(self.teacher, self.questions, learnt, *how)
-            trainer = self._trainer(lessons.counts())
-            self.processes.wait()  # all have read what the first one writes from here on
-            self._steps(trainer, lessons, bar)
+            seed = options.seed
+            self.cache = self._cache(trained_on)
+            settings = (options.batch, seed, self.cache)
+            examples = TrainingExamples(self.teacher, self.questions, trained_on, *settings)
+            trainer = self._trainer(examples.counts())
+            self.processes.wait()  # the others have read what the first process writes from here on
+            self._steps(trainer, examples, bar)
             if self.processes.is_first:
-                self._save(trainer.learnt())
+                self._save(trainer.trained_head())
         if self.processes.is_first:
-            self._report(learnt, left_out)
+            self._report(trained_on, left_out)
         self.processes.wait()
 
-    def _cache(self, learnt: Sequence[TaughtAnswer]) -> FeatureCache | None:
-        """The features on disk, with what they take said before any is written."""
-        asked, reader = self.asked, self.teacher.reader
-        if asked.cache is None:
+    def _cache(self, trained_on: Sequence[Response]) -> FeatureCache | None:
+        """The feature cache; refused before anything is written if the disk is too small."""
+        options, reader = self.options, self.teacher.reader
+        if options.cache is None:
             return None
-        said = hashlib.sha256(repr([(one.question, one.tokens) for one in learnt]).encode())
-        pictures = sorted({picture for one in self.questions for picture in one.pictures})
+        answers = hashlib.sha256(repr([(one.question, one.tokens) for one in trained_on]).encode())
+        pictures = sorted({picture for one in self.questions for picture in one.images})
         sizes = [(one.name, one.stat().st_size) for one in pictures if one.is_file()]
         owner = {
-            "data": digest(asked.data),
-            "answers": said.hexdigest(),
+            "data": digest(options.data),
+            "answers": answers.hexdigest(),
             "pictures": hashlib.sha256(repr(sizes).encode()).hexdigest(),
-            "dtype": f"{reader.model.dtype}, bf16={asked.bf16}",
+            "dtype": f"{reader.model.dtype}, bf16={options.bf16}",
         }
-        cache = FeatureCache(asked.cache, owner, fingerprint(reader))
-        size = cache_bytes(reader, self.tap, ((one.prompt, len(one.tokens)) for one in learnt))
-        check_space(asked.cache, size, cache.shards)
-        if not asked.json:
-            console().print(f"feature cache {asked.cache}: {size / 2**30:.3g} GiB", markup=False)
+        cache = FeatureCache(options.cache, owner, fingerprint(reader))
+        size = cache_bytes(reader, self.tap, ((one.prompt, len(one.tokens)) for one in trained_on))
+        check_space(options.cache, size, cache.shards)
+        if not options.json:
+            console().print(f"feature cache {options.cache}: {size / 2**30:.3g} GiB", markup=False)
         return cache
 
-    def _answering(self) -> AnswerSettings:
-        asked = self.asked
-        sizes = (asked.max_new_tokens, asked.max_length)
-        return AnswerSettings(asked.answers == "data", *sizes, asked.temperature, asked.seed)
+    def _response_options(self) -> ResponseOptions:
+        options = self.options
+        sizes = (options.max_new_tokens, options.max_length)
+        return ResponseOptions(options.answers == "data", *sizes, options.temperature, options.seed)
 
     def _begin(self) -> None:
-        """Note what is asked for, or see that what lies there was asked for likewise."""
-        asked, file = self.asked, self.out / PLAN
+        """Write the options, or check that those of the run to resume are the same."""
+        options, file = self.options, self.out / PLAN
         names = ("answers", "steps", "batch", "accumulate", "ema", "bf16", "held_out", "every")
         more = ("muon", "max_new_tokens", "max_length", "temperature", "seed")
         plan = {
             "recipe": self.recipe.name,
-            "head": None if asked.head is None else str(asked.head),
+            "head": None if options.head is None else str(options.head),
             "rate": self.rate,
-            **{name: value for name, value in asdict(asked).items() if name in (*names, *more)},
-            "set": list(asked.knobs),
-            "data": digest(asked.data),
+            **{name: value for name, value in asdict(options).items() if name in (*names, *more)},
+            "set": list(options.knobs),
+            "data": digest(options.data),
         }
         ours = fingerprint(self.teacher.reader)
         if file.exists():
-            there = configuration(file)
+            there = read_json(file)
             theirs = there["fingerprint"]
-            if ours is not None and theirs is not None and not agree(ours, theirs):
+            if ours is not None and theirs is not None and not is_same_target(ours, theirs):
                 raise ValueError(
                     f"{self.out} was begun with another target ({there['target']}), and "
-                    f"{asked.target} says otherwise; give that one, or another --out"
+                    f"{options.target} is another; give that one, or another --out"
                 )
             other = [name for name in plan if there["plan"].get(name) != plan[name]]
             if other:
                 was, now = there["plan"].get(other[0]), plan[other[0]]
                 raise ValueError(
-                    f"{self.out} was begun with {other[0]}={was}, not {now}; give the same to go "
-                    "on, or another --out"
+                    f"{self.out} was begun with {other[0]}={was}, not {now}; give the same to "
+                    "resume, or another --out"
                 )
             return
         head = self._head(torch.ones(self.teacher.reader.vocabulary, dtype=torch.int64))
         assert self.recipe.training is not None
-        self.recipe.training.stages(head, asked.steps, self.rate, asked.muon)  # refused now
+        self.recipe.training.stages(head, options.steps, self.rate, options.muon)  # refused now
         self.out.mkdir(parents=True, exist_ok=True)
-        begun = {"target": asked.target, "fingerprint": ours, "plan": plan, "history": []}
-        checkpoints.write_text(file, json.dumps(begun, indent=1))
+        content = {
+            "target": options.target,
+            "fingerprint": ours,
+            "plan": plan,
+            "history": [],
+        }
+        checkpoints.write_text(file, json.dumps(content, indent=1))
 
     def _trainer(self, counts: torch.Tensor) -> HeadTrainer:
-        """The head as it began, or as the checkpoint has it."""
-        asked, training, reader = self.asked, self.recipe.training, self.teacher.reader
+        """The trainer of a new head, or of the checkpoint."""
+        options, training, reader = self.options, self.recipe.training, self.teacher.reader
         assert training is not None
-        how = (asked.seed, asked.ema, asked.bf16, asked.muon)
-        settings = TrainingSettings(asked.steps, self.rate, *how)
+        more = (options.seed, options.ema, options.bf16, options.muon)
+        settings = TrainingSettings(options.steps, self.rate, *more)
         trainer = HeadTrainer(training, reader, self._head(counts), settings, self.processes)
         if (self.out / STATE).exists():
             state, content = checkpoints.read(self.out / STATE)
@@ -294,45 +275,50 @@ class _Training:
         return trainer
 
     def _head(self, counts: torch.Tensor) -> Any:
-        asked = self.asked
-        made = (counts, asked.head, asked.knobs, asked.seed)
-        return beginning(self.recipe, self.teacher.reader, *made)
+        options = self.options
+        made = (counts, options.head, options.knobs, options.seed)
+        return initial_head(self.recipe, self.teacher.reader, *made)
 
-    def _steps(self, trainer: HeadTrainer, lessons: Lessons, bar: Any) -> None:
-        """All steps that are left; a checkpoint every so many."""
-        asked, total = self.asked, 0.0
+    def _steps(self, trainer: HeadTrainer, examples: TrainingExamples, bar: Any) -> None:
+        """The remaining steps, with a checkpoint every `every` steps."""
+        options, total = self.options, 0.0
         if not self.history:
             self.history.append({"step": 0, "loss": None, "acceptance": self._judge(trainer)})
         last = self.history[-1]
         try:
-            while trainer.taken < asked.steps:
-                total += trainer.step(lessons.makers(trainer.taken, asked.accumulate))
-                since = trainer.taken - last["step"]
+            while trainer.num_steps_done < options.steps:
+                total += trainer.step(
+                    examples.example_makers(trainer.num_steps_done, options.accumulate)
+                )
+                since = trainer.num_steps_done - last["step"]
                 note = f"loss {total / since:.3f}  acceptance {last['acceptance']:.2f}"
-                bar("learning", trainer.taken, asked.steps, note)
-                if trainer.taken % asked.every and trainer.taken < asked.steps:
+                bar("learning", trainer.num_steps_done, options.steps, note)
+                if (
+                    trainer.num_steps_done % options.every
+                    and trainer.num_steps_done < options.steps
+                ):
                     continue
-                found = {"step": trainer.taken, "loss": total / since}
+                found = {"step": trainer.num_steps_done, "loss": total / since}
                 last = {**found, "acceptance": self._judge(trainer)}
                 self.history.append(last)
                 total = 0.0
                 if self.cache is not None:
-                    self.cache.flush()  # so that going on reads the very same
-                content = {"taken": trainer.taken, "history": self.history}
+                    self.cache.flush()  # so that a resumed run reads the same
+                content = {"taken": trainer.num_steps_done, "history": self.history}
                 if self.processes.is_first:
                     checkpoints.write(self.out / STATE, trainer.state(), content)
         except KeyboardInterrupt as stopped:
             raise KeyboardInterrupt(
-                f"interrupted at step {trainer.taken}; the same command goes on from step "
+                f"interrupted at step {trainer.num_steps_done}; the same command goes on from step "
                 f"{last['step']}"
             ) from stopped
 
     def _judge(self, trainer: HeadTrainer) -> float:
-        asked = self.asked
+        options = self.options
         if not self.processes.is_first:
             return float("nan")
-        how = (self.teacher, self.judged, asked.batch, asked.max_new_tokens)
-        return acceptance(self.model, self.recipe, trainer.learnt(), *how)
+        data = (self.teacher, self.judged, options.batch, options.max_new_tokens)
+        return measure_acceptance(self.model, self.recipe, trainer.trained_head(), *data)
 
     def _save(self, head: Any) -> None:
         """Write the head in the target's dtype, all or nothing."""
@@ -340,58 +326,37 @@ class _Training:
             head.to(self.teacher.reader.model.dtype).save_pretrained(scratch)
             for file in sorted(Path(scratch).iterdir()):
                 file.replace(self.out / file.name)
-        content = configuration(self.out / PLAN)
+        content = read_json(self.out / PLAN)
         text = json.dumps({**content, "history": self.history}, indent=1)
         checkpoints.write_text(self.out / PLAN, text)
 
-    def _report(self, learnt: list[Any], left_out: list[str]) -> None:
+    def _report(self, trained_on: list[Any], left_out: list[str]) -> None:
         first, last = self.history[0], self.history[-1]
         found = {
             "out": str(self.out),
             "recipe": self.recipe.name,
             "steps": last["step"],
-            "questions": len(learnt),
+            "questions": len(trained_on),
             "held out": len(self.judged),
             "left out": len(left_out),
-            "tokens": sum(len(one.tokens) for one in learnt),
+            "tokens": sum(len(one.tokens) for one in trained_on),
             "loss": last["loss"],
             "acceptance length before": first["acceptance"],
             "acceptance length": last["acceptance"],
         }
-        if self.asked.json:
-            emit({**found, "reasons": left_out[:SHOWN], "history": self.history})
+        if self.options.json:
+            print_json({**found, "reasons": left_out[:SHOWN], "history": self.history})
             return
         _show(found, False)
         for reason in left_out[:SHOWN]:
-            complain(f"left out: {reason}")
-
-
-def _check_share(asked: TrainOptions, processes: Processes) -> None:
-    """Refuse what several processes cannot share. Raises ValueError."""
-    if asked.accumulate % processes.count:
-        raise ValueError(
-            f"--accumulate {asked.accumulate} batches a step cannot be shared evenly by "
-            f"{processes.count} processes; give a multiple of {processes.count}"
-        )
-    if asked.cache is not None and processes.count > 1:
-        raise ValueError(
-            f"--cache is written by one process, and {processes.count} were launched; drop it, or "
-            "launch one"
-        )
-
-
-def _check_out(out: Path) -> None:
-    """Refuse a folder that holds anything but a training. Raises ValueError."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; give --out a folder")
-    others = [one for one in out.iterdir() if one.name != PLAYED] if out.exists() else []
-    if others and not (out / PLAN).is_file():
-        raise ValueError(f"{out} holds something else than a training; give --out a new folder")
+            print_error(f"left out: {reason}")
 
 
 def _show(found: Mapping[str, Any], json: bool) -> None:
     if json:
-        emit(found)
+        print_json(found)
     else:
         console().print(f"[bold]{found['recipe']}[/bold]")
-        pairs([(name, short(value)) for name, value in found.items() if name != "recipe"])
+        print_pairs(
+            [(name, format_value(value)) for name, value in found.items() if name != "recipe"]
+        )

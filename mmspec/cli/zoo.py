@@ -8,8 +8,16 @@ from typing import Annotated
 import typer
 
 from mmspec import zoo
-from mmspec.cli.inputs import quiet
-from mmspec.cli.output import Json, complain, console, emit, pairs, progress, table
+from mmspec.cli.output import (
+    Json,
+    console,
+    print_error,
+    print_json,
+    print_pairs,
+    print_table,
+    show_progress,
+    silence_libraries,
+)
 
 app = typer.Typer(help="The bundled models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of `mmspec zoo list`.")]
@@ -18,18 +26,18 @@ COLUMNS = ("name", "modality", "kind", "sees", "target", "drafter", "present", "
 
 @app.command("list")
 def list_(json: Json = False) -> None:
-    """List the models, what they see and whether they are there."""
+    """List the models, what they read and whether they are present."""
     entries = [_row(name) for name in zoo.names()]
     if json:
-        emit([dict(zip(COLUMNS, entry, strict=True)) for entry in entries])
+        print_json([dict(zip(COLUMNS, entry, strict=True)) for entry in entries])
     else:
-        table(entries, *COLUMNS)
+        print_table(entries, *COLUMNS)
 
 
 def _row(name: str) -> list[str | bool | None]:
     one = zoo.info(name)
-    whose, present = zoo.modality(name).name, zoo.is_present(name)
-    return [name, whose, one.kind, one.sees, one.target, one.drafter, present, one.description]
+    modality, present = zoo.modality(name).name, zoo.is_present(name)
+    return [name, modality, one.kind, one.sees, one.target, one.drafter, present, one.description]
 
 
 @app.command()
@@ -37,7 +45,7 @@ def path(name: Name, json: Json = False) -> None:
     """Print the folder of a model."""
     folder = str(zoo.path(name))
     if json:
-        emit({"name": name, "path": folder})
+        print_json({"name": name, "path": folder})
     else:
         typer.echo(folder)
 
@@ -45,28 +53,28 @@ def path(name: Name, json: Json = False) -> None:
 @app.command()
 def train(
     name: Name,
-    out: Annotated[Path | None, typer.Option(help="Folder to write; the zoo's by default.")] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Cut every stage to so many.")] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="Folder to write; default: that of the zoo.")
+    ] = None,
+    steps: Annotated[int | None, typer.Option(min=1, help="Steps of every stage at most.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,
-    force: Annotated[
-        bool, typer.Option("--force", help="Overwrite a model that is there.")
-    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing model.")] = False,
     json: Json = False,
 ) -> None:
     """Train a model from a seed and measure it."""
-    quiet()
+    silence_libraries()
     try:
-        with progress(json) as bar:
+        with show_progress(json) as bar:
 
-            def shown(stage: str, step: int, total: int, loss: float) -> None:
+            def report_step(stage: str, step: int, total: int, loss: float) -> None:
                 bar(stage, step, total)
 
-            report = zoo.train(name, out, steps, seed, shown, force)
+            report = zoo.train(name, out, steps, seed, report_step, force)
     except KeyboardInterrupt as stop:
-        complain(str(stop) or "interrupted")
+        print_error(str(stop) or "interrupted")
         raise typer.Exit(130) from stop
     if json:
-        emit(report)
+        print_json(report)
         return
     console().print(f"[bold]{name}[/bold]")
-    pairs(list(report.items()))
+    print_pairs(list(report.items()))

@@ -1,1 +1,1 @@
-"""What picture tokens are made of: codebooks, grids, phrases."""
+"""Discrete codes: image tokens and their grids, robot actions, CTC labels, phrases."""

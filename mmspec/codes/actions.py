@@ -1,8 +1,7 @@
-"""The tokens of robot actions: which id is which bin, and which number a robot gets for it.
+"""Tokens of robot actions: ids, bins, and the values they decode to.
 
-An action has D components, said one token each in a fixed order. The last `bins` ids of the
-vocabulary stand for them, a larger value for a smaller id (RT-2, OpenVLA). Shown for a vocabulary
-of 32000 and 256 bins:
+An action has D components, one token each in a fixed order. The last `bins` ids of the vocabulary
+encode them, larger values with smaller ids (RT-2, OpenVLA). For a vocabulary of 32000 and 256 bins:
 
     value     -1     0.0    0.5    0.99   1
     id      31999  31872  31808  31746  31744
@@ -26,14 +25,14 @@ GROUPS = ("position", "rotation", "gripper")
 class ActionCodes:
     """The bins of one component (Kim et al. 2024, the tokenizer of OpenVLA).
 
-    `bins` edges divide [-1, 1] evenly; a value gets the number d = 1 .. bins of the edges that do
-    not lie above it, and the id `vocabulary` - d. Decoding gives the middle between two edges, so
-    that a value comes back within 1 / (bins - 1); the two smallest ids decode to the same one.
+    `bins` edges divide [-1, 1] evenly. A value has the number d = 1 .. bins of the edges at or
+    below it, and the id `vocabulary` - d. Decoding returns the middle between two edges, so the
+    error is at most 1 / (bins - 1); the two smallest ids decode to the same value.
 
-    Raises ValueError for fewer than 2 bins, or more than there are tokens.
+    Raises ValueError for fewer than 2 bins, or more bins than tokens.
     """
 
-    vocabulary: int  # tokens of the text model, padding of its table left out
+    vocabulary: int  # tokens of the text model, without padding of its embedding table
     bins: int = 256
 
     def __post_init__(self) -> None:
@@ -57,17 +56,17 @@ class ActionCodes:
         return (self.edges[:-1] + self.edges[1:]) / 2
 
     def encode(self, values: Tensor) -> Tensor:  # (...) -> (...) int64
-        """Ids of values; those outside [-1, 1] count as its ends."""
+        """Ids of values; values outside [-1, 1] are clipped."""
         clipped = values.double().clamp(-1, 1).contiguous()
         return self.vocabulary - torch.bucketize(clipped, self.edges.to(values.device), right=True)
 
     def decode(self, ids: Tensor) -> Tensor:  # (...) -> (...) float64
-        """Values in (-1, 1); an id that is no action counts as the nearest one that is."""
+        """Values in (-1, 1); other ids decode as the nearest action id."""
         index = (self.vocabulary - ids - 1).clamp(0, self.bins - 2)
         return self.centers.to(ids.device)[index]
 
     def contains(self, ids: Tensor) -> Tensor:  # (...) -> (...) bool
-        """Which ids are actions: padding, an end of sequence and words are not."""
+        """Whether ids are actions; padding, end of sequence and text are not."""
         return (ids >= self.first) & (ids < self.vocabulary)
 
 
@@ -76,19 +75,19 @@ class ActionDim:
     """One component of an action."""
 
     name: str
-    group: str  # "position", "rotation", "gripper", or "motion" where nothing more is known
-    low: float = -1.0  # what -1 stands for, in the robot's units; where `is_scaled`
-    high: float = 1.0  # what 1 stands for
-    is_scaled: bool = True  # otherwise the robot gets the value as it is
+    group: str  # "position", "rotation", "gripper", or "motion" if unknown
+    low: float = -1.0  # value of -1 in the robot's units, if `is_scaled`
+    high: float = 1.0  # value of 1
+    is_scaled: bool = True  # otherwise the value is used unchanged
     is_strict: bool = False  # whether no tolerance applies to it
 
 
 @dataclass(frozen=True)
 class ActionSpace:
-    """What the tokens of one answer mean to a robot.
+    """The meaning of the action tokens of one output.
 
-    An answer of several actions (a chunk) repeats the components. *Normalised* values lie in
-    [-1, 1]; a component that is not scaled is the same in both units.
+    An output of several actions (a chunk) repeats the components. *Normalised* values lie in [-1,
+    1]; a component that is not scaled is the same in both units.
     """
 
     dims: tuple[ActionDim, ...]
@@ -99,13 +98,13 @@ class ActionSpace:
             raise ValueError("an action of no components; give one ActionDim for each")
 
     @classmethod
-    def of(cls, statistics: Mapping[str, Any], codes: ActionCodes) -> ActionSpace:
-        """From `norm_stats[key]["action"]`: q01, q99, and a mask of what they scale.
+    def from_statistics(cls, statistics: Mapping[str, Any], codes: ActionCodes) -> ActionSpace:
+        """From `norm_stats[key]["action"]`: q01, q99, and a mask of the scaled components.
 
-        Of 7 components the first three are a position, then come a rotation and a gripper; of any
-        other number the last is a gripper where the mask leaves it out. Grippers are strict.
+        Of 7 components the first three are a position, then come a rotation and a gripper;
+        otherwise the last component is a gripper if the mask excludes it. Grippers are strict.
 
-        Raises ValueError for statistics that are missing, of different lengths, or no bounds.
+        Raises ValueError for statistics that are missing, of different lengths, or invalid bounds.
         """
         missing = [name for name in ("q01", "q99") if name not in statistics]
         if missing:
@@ -134,12 +133,12 @@ class ActionSpace:
         return cls(tuple(ActionDim(*row, is_strict=row[1] == "gripper") for row in rows), codes)
 
     @classmethod
-    def keyed(
+    def from_norm_stats(
         cls, norm_stats: Mapping[str, Any], key: str | None, codes: ActionCodes
     ) -> ActionSpace:
-        """By the name of a data set in a configuration; without one, the only one there is.
+        """By data set name in a configuration; without a name, the only one there is.
 
-        Raises ValueError for a name that is missing, or not known.
+        Raises ValueError for a missing or unknown name.
         """
         known = ", ".join(norm_stats) or "none"
         if key is None and len(norm_stats) != 1:
@@ -153,7 +152,7 @@ class ActionSpace:
                 f"unnorm_key={name!r}: this policy has no action statistics of that name; give one "
                 f"of {known}"
             )
-        return cls.of(norm_stats[name]["action"], codes)
+        return cls.from_statistics(norm_stats[name]["action"], codes)
 
     @property
     def size(self) -> int:
@@ -162,7 +161,7 @@ class ActionSpace:
 
     @property
     def groups(self) -> dict[str, tuple[int, ...]]:
-        """The components of each group, in the order they are said."""
+        """The components of each group, in order."""
         found: dict[str, tuple[int, ...]] = {}
         for at, dim in enumerate(self.dims):
             found[dim.group] = (*found.get(dim.group, ()), at)
@@ -170,7 +169,7 @@ class ActionSpace:
 
     @cached_property
     def bin_size(self) -> Tensor:  # (D,) float64, in the robot's units
-        """What one bin is worth: components that differ by r bins differ by r times this."""
+        """The width of one bin: components that differ by r bins differ by r times this."""
         return self._half_range * (2 / (self.codes.bins - 1))
 
     @cached_property
@@ -188,47 +187,49 @@ class ActionSpace:
         return torch.tensor(middle, dtype=torch.float64)
 
     def unnormalise(self, values: Tensor) -> Tensor:  # (..., D) -> (..., D) float64
-        """Normalised values in the robot's units."""
+        """Convert normalised values to the robot's units."""
         return values.double() * self._half_range.to(values.device) + self._middle.to(values.device)
 
     def normalise(self, actions: Tensor) -> Tensor:  # (..., D) -> (..., D) float64
-        """The robot's units in [-1, 1], clipped; a component that never changes is 0."""
+        """Convert the robot's units to [-1, 1], clipped; a constant component is 0."""
         half, middle = self._half_range.to(actions.device), self._middle.to(actions.device)
         values = (actions.double() - middle) / torch.where(half > 0, half, torch.inf)
         return values.clamp(-1, 1)
 
-    def tokens(self, values: Tensor) -> Tensor:  # (..., D) normalised -> (..., D) int64
+    def encode(self, values: Tensor) -> Tensor:  # (..., D) normalised -> (..., D) int64
         """The ids of an action."""
         return self.codes.encode(values)
 
-    def values(self, tokens: Tensor) -> Tensor:  # (..., D) -> (..., D) float64, normalised
-        """The action that ids stand for."""
+    def decode(self, tokens: Tensor) -> Tensor:  # (..., D) -> (..., D) float64, normalised
+        """The action of ids."""
         return self.codes.decode(tokens)
 
     def is_open(self, values: Tensor) -> Tensor:  # (..., D) normalised -> (...) bool
-        """Whether the gripper is told to open: half of its way and more.
+        """Whether the gripper is commanded to open: at least halfway.
 
-        Raises ValueError where there is none.
+        Raises ValueError unless there is exactly one gripper.
         """
         at = self.groups.get("gripper", ())
         if len(at) != 1:
             raise ValueError(f"an action of {self.size} components has {len(at)} grippers, not one")
         dim = self.dims[at[0]]
-        half = 0.0 if dim.is_scaled else 0.5  # OpenVLA keeps grippers in [0, 1], and so binned
+        half = 0.0 if dim.is_scaled else 0.5  # OpenVLA keeps grippers in [0, 1], also when binned
         return values[..., at[0]] >= half
 
-    def dims_at(self, said: Sequence[int], places: Tensor) -> Tensor:  # (1 or B, N) -> (B, N)
-        """Which component each drafted token is: behind the `said` tokens of a row, `places` on.
+    def dims_at(
+        self, generated: Sequence[int], positions: Tensor
+    ) -> Tensor:  # (1 or B, N) -> (B, N)
+        """The component of each drafted token, given the `generated` tokens of a row.
 
-        A token hangs from the context at place 0. The only rule of indices; chunks go round.
+        `positions` count from 0, directly after the context. Chunks repeat the components.
         """
-        before = torch.tensor(said, device=places.device)[:, None]
-        return (before + places) % self.size
+        offset = torch.tensor(generated, device=positions.device)[:, None]
+        return (offset + positions) % self.size
 
     def with_strict(self, strict: Sequence[int]) -> ActionSpace:
-        """The same space with these components strict, and no others.
+        """The same space with exactly these components strict.
 
-        Raises ValueError for a component that there is not.
+        Raises ValueError for a component that does not exist.
         """
         unknown = sorted(set(strict) - set(range(self.size)))
         if unknown:

@@ -1,7 +1,7 @@
-"""The codebook of an image tokenizer: which token is which code, and which codes look alike.
+"""The codebook of an image tokenizer: token ids, code vectors, and nearest codes.
 
-VQ codes that lie close to each other decode to nearly the same patch; relaxed verifiers pool the
-target's probability over them (LANTERN, MuLo-SD) or group them (GSD).
+VQ codes close to each other decode to similar patches; relaxed verifiers pool the target's
+probability over them (LANTERN, MuLo-SD) or group them (GSD).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mmspec.errors import check_vocabulary
 
 Metric = Literal["raw", "normalised"]
 METRICS: tuple[Metric, ...] = ("raw", "normalised")
-CHUNK = 1024  # codes whose distances to all others are held at once
+CHUNK = 1024  # codes per batch of distances
 ADVICE = "give codebook= a Codebook, a Neighbours table, or the file of a saved table"
 
 
@@ -37,18 +37,18 @@ class CodeTokens:
         return codes.scatter(0, self.ids, torch.arange(len(self.ids), device=self.ids.device))
 
     def check(self, size: int) -> None:
-        """Refuse distributions over another vocabulary."""
+        """Raise ValueError for distributions over another vocabulary."""
         remedy = f"build it with Codebook(vectors, ids, vocabulary={size})"
         check_vocabulary("the codebook", self.vocabulary, size, remedy)
 
 
 @dataclass(frozen=True, eq=False)
 class Codebook(CodeTokens):
-    """C codes, their vectors, and the token ids that stand for them.
+    """C codes, their vectors, and their token ids.
 
-    `metric` is the geometry that the decoder uses: "normalised" where it scales codes to length 1
-    (LlamaGen, Janus, GLM-Image), "raw" where it does not (Chameleon, Emu3). Tokens that are no
-    codes have no neighbours. Raises ValueError where vectors and ids do not fit together.
+    `metric` is the geometry of the decoder: "normalised" if it scales codes to length 1 (LlamaGen,
+    Janus, GLM-Image), "raw" if not (Chameleon, Emu3). Tokens that are no codes have no neighbours.
+    Raises ValueError if vectors and ids do not match.
     """
 
     vectors: Tensor = field(repr=False)  # (C, d) float
@@ -67,14 +67,14 @@ class Codebook(CodeTokens):
         _check_ids(self.ids, len(self.vectors), self.vocabulary)
 
     @classmethod
-    def at(
+    def from_offset(
         cls,
         vectors: Tensor,  # (C, d)
         offset: int = 0,
         vocabulary: int | None = None,
         metric: Metric = "raw",
     ) -> Codebook:
-        """Codes whose token ids follow each other: code c is token c + offset."""
+        """Codes with consecutive token ids: code c is token c + offset."""
         ids = torch.arange(len(vectors), device=vectors.device) + offset
         return cls(
             vectors, ids, offset + len(vectors) if vocabulary is None else vocabulary, metric
@@ -87,7 +87,7 @@ class Codebook(CodeTokens):
 
     @cached_property
     def _points(self) -> Tensor:  # (C, d) float64
-        return self._compared(self.vectors)
+        return self._to_metric_space(self.vectors)
 
     @cached_property
     def fingerprint(self) -> str:
@@ -98,24 +98,24 @@ class Codebook(CodeTokens):
         return digest.hexdigest()[:32]
 
     def distances(self, rows: Tensor) -> Tensor:  # codes (n,) -> (n, C) float64
-        """Distances from some codes to all, the same however the codes are grouped into calls."""
+        """Distances from some codes to all; the result does not depend on how codes are batched."""
         return torch.cdist(
             self._points[rows], self._points, compute_mode="donot_use_mm_for_euclid_dist"
         )
 
     def squared_distance(self, x: Tensor, y: Tensor) -> Tensor:  # (...) x2 broadcast -> (...)
-        """Between the codes of two tokens; infinite where one of them is no code."""
+        """Distance between the codes of two tokens; infinite if one is no code."""
         a, b = self.codes[x], self.codes[y]
-        one, other = (self._compared(self.vectors[code.clamp_min(0)]) for code in (a, b))
+        one, other = (self._to_metric_space(self.vectors[code.clamp_min(0)]) for code in (a, b))
         return (one - other).square().sum(-1).masked_fill((a < 0) | (b < 0), torch.inf)
 
-    def _compared(self, rows: Tensor) -> Tensor:  # (..., d) -> (..., d) float64
-        """The rows as `metric` compares them."""
+    def _to_metric_space(self, rows: Tensor) -> Tensor:  # (..., d) -> (..., d) float64
+        """The rows in the geometry of `metric`."""
         rows = rows.detach().double()
         return torch.nn.functional.normalize(rows, dim=-1) if self.metric != "raw" else rows
 
     def neighbours(self, k: int, chunk: int = CHUNK) -> Neighbours:
-        """The k nearest codes of every code; ties go to the lower code, no code is its own."""
+        """The k nearest codes of every code, itself excluded; ties go to the lower code."""
         if not 1 <= k < self.size:
             raise ValueError(f"k={k}, but a code of {self.size} has 1 to {self.size - 1} others")
         near = []
@@ -126,15 +126,15 @@ class Codebook(CodeTokens):
         return Neighbours(torch.cat(near), self.ids, self.vocabulary, self.metric, self.fingerprint)
 
     def nearest(self, vectors: Tensor) -> Tensor:  # (..., d) -> (...) codes
-        """The code that is most like each vector; ties go to the lower code."""
+        """The code nearest to each vector; ties go to the lower code."""
         found = [
             torch.cdist(part, self._points, compute_mode="donot_use_mm_for_euclid_dist").argmin(-1)
-            for part in self._compared(vectors).flatten(0, -2).split(CHUNK)
+            for part in self._to_metric_space(vectors).flatten(0, -2).split(CHUNK)
         ]
         return torch.cat(found).view(vectors.shape[:-1])
 
-    def middle(self, codes: Tensor) -> Tensor:  # (..., n) -> (...) codes
-        """The code nearest to the mean of n codes, each as the decoder sees it."""
+    def nearest_to_mean(self, codes: Tensor) -> Tensor:  # (..., n) -> (...) codes
+        """The code nearest to the mean of n codes, in the geometry of the decoder."""
         return self.nearest(self._points[codes].mean(-2))
 
     def to(self, device: torch.device) -> Codebook:
@@ -143,7 +143,7 @@ class Codebook(CodeTokens):
 
 @dataclass(frozen=True, eq=False)
 class Neighbours(CodeTokens):
-    """The nearest codes of every code, nearest first; made by `Codebook.neighbours`."""
+    """The nearest codes of every code, nearest first; created by `Codebook.neighbours`."""
 
     near: Tensor = field(repr=False)  # (C, k) int32 codes
     ids: Tensor = field(repr=False)  # (C,) int64, token id of each code
@@ -155,13 +155,15 @@ class Neighbours(CodeTokens):
     def k(self) -> int:
         return self.near.shape[1]
 
-    def of(self, x: Tensor, k: int) -> tuple[Tensor, Tensor]:  # (...) -> (..., k), (..., 1) bool
+    def lookup(
+        self, x: Tensor, k: int
+    ) -> tuple[Tensor, Tensor]:  # (...) -> (..., k), (..., 1) bool
         """The k nearest tokens of each token, and whether it has any."""
         code = self.codes[x]
         return self.ids[self.near[code.clamp_min(0), :k].long()], (code >= 0)[..., None]
 
     def check_count(self, k: int) -> None:
-        """Refuse to look at more neighbours than there are."""
+        """Raise ValueError for more neighbours than the table has."""
         if not 1 <= k <= self.k:
             raise ValueError(
                 f"k={k}, but the table holds {self.k} neighbours; build it with "
@@ -175,50 +177,50 @@ class Neighbours(CodeTokens):
     def save(self, file: str | Path) -> None:
         """Write the table as safetensors, with the metric and the codebook's fingerprint."""
         tensors = {"near": self.near.cpu().contiguous(), "ids": self.ids.cpu().contiguous()}
-        told = {
+        metadata = {
             "vocabulary": str(self.vocabulary),
             "metric": self.metric,
             "fingerprint": self.fingerprint,
         }
-        save_file(tensors, file, metadata=told)
+        save_file(tensors, file, metadata=metadata)
 
     @classmethod
     def load(cls, file: str | Path, codebook: Codebook | None = None) -> Neighbours:
-        """Read what `save` wrote.
+        """Read a table written by `save`.
 
-        Raises ValueError for a file that is none and, where `codebook` is given, for a table of
+        Raises ValueError for another kind of file and, if `codebook` is given, for a table of
         another codebook or metric.
         """
         remedy = "write one with Codebook.neighbours(k).save(file)"
         try:
-            with safe_open(file, framework="pt") as opened:
-                told = opened.metadata() or {}
-                if not {"vocabulary", "metric", "fingerprint"} <= set(told):
+            with safe_open(file, framework="pt") as source:
+                metadata = source.metadata() or {}
+                if not {"vocabulary", "metric", "fingerprint"} <= set(metadata):
                     raise ValueError(f"{file} is no neighbour table; {remedy}")
-                near, ids = opened.get_tensor("near"), opened.get_tensor("ids")
+                near, ids = source.get_tensor("near"), source.get_tensor("ids")
         except (OSError, SafetensorError) as error:
             raise ValueError(
                 f"{file} cannot be read as a neighbour table ({error}); {remedy}"
             ) from error
-        metric: Metric = "normalised" if told["metric"] == "normalised" else "raw"
-        table = cls(near, ids, int(told["vocabulary"]), metric, told["fingerprint"])
+        metric: Metric = "normalised" if metadata["metric"] == "normalised" else "raw"
+        table = cls(near, ids, int(metadata["vocabulary"]), metric, metadata["fingerprint"])
         if codebook is not None:
             _check_same(file, table, codebook)
         return table
 
 
-def neighbours_for(
+def resolve_neighbours(
     source: Codebook | Neighbours | str | Path | None, k: int, vocabulary: int, device: torch.device
 ) -> Neighbours:
-    """The table that an option `codebook=` asks for: k neighbours, or all where there are fewer.
+    """The table for an option `codebook=`: k neighbours, or all if there are fewer.
 
-    Raises ValueError where there is none, where a saved table is too narrow, or where it counts
-    other token ids than the target; TypeError for what is no codebook.
+    Raises ValueError if there is none, if a saved table has too few neighbours, or if its token ids
+    differ from the target's; TypeError for other objects.
     """
     if k < 1:
         raise ValueError(f"neighbours={k} leaves nothing to pool; give at least 1")
     if source is None:
-        raise ValueError(f"no codebook says which image tokens look alike; {ADVICE}")
+        raise ValueError(f"no codebook defines which image tokens are similar; {ADVICE}")
     if isinstance(source, str | Path):
         source = Neighbours.load(source)
     if isinstance(source, Codebook):
@@ -234,8 +236,8 @@ def neighbours_for(
     return source.to(device)
 
 
-def vectors_for(given: object, use: str, vocabulary: int, device: torch.device) -> Codebook:
-    """The codebook that an option `codebook=` is, for what needs the vectors themselves.
+def resolve_codebook(given: object, use: str, vocabulary: int, device: torch.device) -> Codebook:
+    """The codebook of an option `codebook=`, for methods that need the vectors.
 
     Raises TypeError for a table of neighbours, which has none, ValueError for other token ids.
     """
@@ -255,22 +257,22 @@ def _check_ids(ids: Tensor, size: int, vocabulary: int) -> None:
         )
     if size < 2:
         raise ValueError(f"a codebook of {size} codes has no neighbours; give at least 2")
-    least, most = int(ids.min()), int(ids.max())
-    if least < 0 or most >= vocabulary or len(ids.unique()) < size:
+    low, high = int(ids.min()), int(ids.max())
+    if low < 0 or high >= vocabulary or len(ids.unique()) < size:
         raise ValueError(
-            f"ids go from {least} to {most} with {len(ids.unique())} different ones for {size} "
+            f"ids go from {low} to {high} with {len(ids.unique())} different ones for {size} "
             f"codes; give each code its own token id below vocabulary={vocabulary}"
         )
 
 
 def _check_same(file: str | Path, table: Neighbours, codebook: Codebook) -> None:
     wrong = [
-        f"{name} {found} instead of {wanted}"
-        for name, found, wanted in (
+        f"{name} {found} instead of {expected}"
+        for name, found, expected in (
             ("fingerprint", table.fingerprint, codebook.fingerprint),
             ("metric", table.metric, codebook.metric),
         )
-        if found != wanted
+        if found != expected
     ]
     if wrong:
         raise ValueError(

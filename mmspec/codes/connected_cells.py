@@ -1,7 +1,7 @@
-"""Cells of a picture that are drawn anew: what was refused, what lies around it, its islands.
+"""Cells of an image that are generated again: around rejected ones, and their connected parts.
 
-With a reach of 1, x being refused and # drawn anew, these are two islands; parts that touch at a
-side or a corner are one.
+With a reach of 1, x rejected and # generated again, these are two islands; cells that share a side
+or a corner are connected.
 
     . . . . . . . . .        . # # # . . . . .
     . . x . . . . . .        . # # # . . . . .
@@ -21,15 +21,15 @@ Cell = tuple[int, int]  # row, column
 
 @dataclass(frozen=True)
 class Cells:
-    """Where the nodes of a draft stand that are yet to be judged; it goes into `Draft.extras`."""
+    """The grid positions of draft nodes that are to be tested (`Draft.extras`)."""
 
-    places: Tensor  # (B, N, 2) row and column, -1 = settled
+    positions: Tensor  # (B, N, 2) row and column, -1 = not tested
 
 
-def around(cells: Tensor, refused: Tensor, reach: float) -> Tensor:  # (B, N, 2), (B, N) -> (B, N)
-    """Which nodes lie within `reach` rows and columns of a refused one, itself included.
+def dilate(cells: Tensor, refused: Tensor, reach: float) -> Tensor:  # (B, N, 2), (B, N) -> (B, N)
+    """The nodes within `reach` rows and columns of a rejected one, itself included.
 
-    Nodes outside the grid, -1, are neither refused nor near.
+    Nodes outside the grid, -1, are neither rejected nor near.
     """
     inside = cells[..., 0] >= 0
     distance = (cells[:, :, None] - cells[:, None]).abs().amax(-1)  # (B, N, N)
@@ -37,8 +37,8 @@ def around(cells: Tensor, refused: Tensor, reach: float) -> Tensor:  # (B, N, 2)
     return inside & near.any(-1)
 
 
-def islands(cells: Iterable[Cell]) -> list[list[Cell]]:
-    """The 8-connected parts of a set of cells, each in raster order, first cells first."""
+def find_islands(cells: Iterable[Cell]) -> list[list[Cell]]:
+    """The 8-connected parts of a set of cells, each in raster order, ordered by first cell."""
     left = set(cells)
     parts = []
     for start in sorted(left):
@@ -48,10 +48,10 @@ def islands(cells: Iterable[Cell]) -> list[list[Cell]]:
         part, frontier = [start], [start]
         while frontier:
             row, column = frontier.pop()
-            beside = {(row + down, column + aside) for down in STEPS for aside in STEPS} & left
-            left -= beside
-            part += beside
-            frontier += beside
+            adjacent = {(row + y, column + x) for y in STEPS for x in STEPS} & left
+            left -= adjacent
+            part += adjacent
+            frontier += adjacent
         parts.append(sorted(part))
     return parts
 

@@ -1,7 +1,7 @@
-"""What a CTC head says of a sound: labels, where they stand, how sure it is, how likely a text is.
+"""CTC outputs: labels and their frames, confidence, and the likelihood of texts.
 
-Log-domain throughout; frames T, labels V, among them one blank. A path is collapsed by joining
-equal neighbours and dropping blanks: a a _ a b b _ says a a b.
+All in the log domain; frames T, labels V, one of which is the blank. A path is collapsed by merging
+equal neighbours and dropping blanks: a a _ a b b _ becomes a a b.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IMPOSSIBLE = -1e3  # log-probabilities below count as this one: e^-1000 is 0, an
 
 @dataclass(frozen=True)
 class Run:
-    """A label and the frames [start, stop) that say it."""
+    """A label and its frames [start, stop)."""
 
     label: int
     start: int
@@ -28,7 +28,7 @@ class Run:
 
 @dataclass(frozen=True)
 class Uncertainty:
-    """How unsure a drafter was of a whole draft, where its distributions do not tell (`Draft.extras`)."""
+    """The uncertainty of whole drafts whose distributions do not give it (`Draft.extras`)."""
 
     nats: Tensor  # (B,) float
 
@@ -50,30 +50,30 @@ def runs(path: Sequence[int], blank: int = 0) -> list[Run]:
     return found
 
 
-def greedy(log_probs: Tensor, seen: Tensor | None = None, blank: int = 0) -> list[list[Run]]:
-    """The likeliest path of every row of (B, T, V), collapsed; `seen` (B, T) hides padding."""
+def greedy(log_probs: Tensor, mask: Tensor | None = None, blank: int = 0) -> list[list[Run]]:
+    """The most likely path of every row of (B, T, V), collapsed; `mask` (B, T) excludes padding."""
     best = log_probs.argmax(-1)
-    if seen is not None:
-        best = best.masked_fill(~seen, blank)
+    if mask is not None:
+        best = best.masked_fill(~mask, blank)
     return [runs(path, blank) for path in best.tolist()]
 
 
 def confidences(
-    log_probs: Tensor, said: Sequence[Run], how: Confidence = "max"
+    log_probs: Tensor, labels: Sequence[Run], reduction: Confidence = "max"
 ) -> Tensor:  # (T, V) -> (U,)
-    """How sure the frames of a run are of its label.
+    """The probability of the label in each run, reduced over its frames.
 
-    The surest frame (Mask-CTC, Higuchi et al. 2020), their mean probability, or the least sure one.
+    The maximum (Mask-CTC, Higuchi et al. 2020), mean or minimum.
     """
-    if not said:
+    if not labels:
         return log_probs.new_zeros(0)
-    spans = [log_probs[one.start : one.stop, one.label].exp() for one in said]
+    spans = [log_probs[one.start : one.stop, one.label].exp() for one in labels]
     pooled: dict[Confidence, Callable[[Tensor], Tensor]] = {
         "max": torch.max,
         "mean": torch.mean,
         "min": torch.min,
     }
-    return torch.stack([pooled[how](span) for span in spans])
+    return torch.stack([pooled[reduction](span) for span in spans])
 
 
 def entropies(log_probs: Tensor) -> Tensor:  # (..., V) -> (...), nats
@@ -83,17 +83,16 @@ def entropies(log_probs: Tensor) -> Tensor:  # (..., V) -> (...), nats
 
 
 def uncertainty(
-    log_probs: Tensor, seen: Tensor | None = None, blank: int | None = None
+    log_probs: Tensor, mask: Tensor | None = None, blank: int | None = None
 ) -> Tensor:  # (B, T, V), (B, T) -> (B,), nats
     """The highest entropy of any frame of a row (CTC-SSD, Saon et al. 2026).
 
-    Frames off `seen` are padding. With `blank` only those frames count whose likeliest label is
-    another: frames between labels, which dominate otherwise, are left out. A row without a frame
-    that counts is infinitely uncertain.
+    Frames outside `mask` are padding. With `blank`, frames whose most likely label is the blank are
+    excluded; they dominate otherwise. A row without frames has infinite uncertainty.
     """
     found = entropies(log_probs)
-    if seen is not None:
-        found = found.masked_fill(~seen, -torch.inf)
+    if mask is not None:
+        found = found.masked_fill(~mask, -torch.inf)
     if blank is not None:
         found = found.masked_fill(log_probs.argmax(-1) == blank, -torch.inf)
     highest = found.amax(-1)
@@ -101,9 +100,9 @@ def uncertainty(
 
 
 def align(log_probs: Tensor, labels: Sequence[int], blank: int = 0) -> list[Run]:  # (T, V)
-    """The frames of given labels on their likeliest path, by torchaudio's forced alignment.
+    """The frames of given labels on their most likely path, by torchaudio's forced alignment.
 
-    Raises ValueError where there are not as many frames as the labels need.
+    Raises ValueError for fewer frames than the labels need.
     """
     from torchaudio.functional import forced_align
 
@@ -111,7 +110,7 @@ def align(log_probs: Tensor, labels: Sequence[int], blank: int = 0) -> list[Run]
     if len(log_probs) < len(labels) + repeated:
         raise ValueError(
             f"{len(labels)} labels, {repeated} of them repeated, need {len(labels) + repeated} "
-            f"frames, but there are {len(log_probs)}; give a shorter text or a longer sound"
+            f"frames, but there are {len(log_probs)}; give a shorter text or longer audio"
         )
     if not labels:
         return []
@@ -121,31 +120,31 @@ def align(log_probs: Tensor, labels: Sequence[int], blank: int = 0) -> list[Run]
 
 
 class PrefixScorer:
-    """The probability that a sound begins with some labels (Watanabe et al. 2017, algorithm 2).
+    """The probability that an audio begins with some labels (Watanabe et al. 2017, algorithm 2).
 
-    Of the prefix h that was pushed so far, `score` gives log psi(h c), the probability of all texts
-    that begin with h and c, `end` that of h itself. The sum over all c of psi(h c), and psi(h end),
-    make psi(h). States are kept per label, so `pop` costs nothing. `log_probs` is (T, V), padding
-    left out. Double precision; one row.
+    For the pushed prefix h, `score` gives log psi(h c), the probability of all texts that begin
+    with h and c, and `end` that of h itself. The sum of psi(h c) over all c and psi(h end) is
+    psi(h). States are kept per label, so `pop` costs nothing. `log_probs` is (T, V), without
+    padding. Double precision; one row.
     """
 
     def __init__(self, log_probs: Tensor, blank: int = 0) -> None:
         self.frames = log_probs.double().clamp_min(IMPOSSIBLE)  # (T, V)
         self.blank = blank
-        silent = self.frames[:, blank].cumsum(0)
-        empty = torch.cat((silent.new_zeros(1), silent))
+        blanks = self.frames[:, blank].cumsum(0)
+        empty = torch.cat((blanks.new_zeros(1), blanks))
         self.stack = [(torch.full_like(empty, -torch.inf), empty)]  # after t frames, t = 0 .. T
         self.labels: list[int] = []
         self.scores = [0.0]  # log psi of every prefix
 
     def score(self, labels: Tensor) -> Tensor:  # (n,) -> (n,)
         """log psi(h c) for some labels c; -inf for the blank. O(T) each."""
-        reached = self._reached(labels)  # (T, n)
+        reached = self._log_reach(labels)  # (T, n)
         found = (reached + self.frames[:, labels]).logsumexp(0)
         return found.masked_fill(labels == self.blank, -torch.inf)
 
     def end(self) -> float:
-        """log psi(h end): the sound says h and nothing else."""
+        """log psi(h end): the audio contains h and nothing else."""
         ends, blanks = self.stack[-1]
         return float(torch.logaddexp(ends[-1], blanks[-1]))
 
@@ -155,37 +154,100 @@ class PrefixScorer:
         return self.scores[-1]
 
     def push(self, label: int) -> None:
-        """Go on to h and this label. Raises ValueError for the blank."""
+        """Append a label to h. Raises ValueError for the blank."""
         if label == self.blank:
             raise ValueError(f"label {label} is the blank, which no text holds")
         chosen = torch.tensor([label], device=self.frames.device)
-        reached = self._reached(chosen)[:, 0]
-        said = _accumulated(reached, self.frames[:, label])
-        before = said[:-1]
-        quiet = _accumulated(before, self.frames[:, self.blank])
+        reached = self._log_reach(chosen)[:, 0]
+        ends = _accumulate(reached, self.frames[:, label])
+        blanks = _accumulate(ends[:-1], self.frames[:, self.blank])
         self.scores.append(float(self.score(chosen)[0]))
-        self.stack.append((said, quiet))
+        self.stack.append((ends, blanks))
         self.labels.append(label)
 
     def pop(self, count: int = 1) -> None:
-        """Take the last labels back. Raises ValueError for more than there are."""
+        """Remove the last labels. Raises ValueError for more than there are."""
         if count > len(self.labels):
-            raise ValueError(f"{count} labels cannot be taken back: there are {len(self.labels)}")
-        for kept in (self.stack, self.labels, self.scores):
-            del kept[len(kept) - count :]
+            raise ValueError(f"{count} labels cannot be removed: there are {len(self.labels)}")
+        for stack in (self.stack, self.labels, self.scores):
+            del stack[len(stack) - count :]
 
-    def _reached(self, labels: Tensor) -> Tensor:  # (n,) -> (T, n)
-        """log-probability that h was said before frame t, so that c may begin there."""
+    def _log_reach(self, labels: Tensor) -> Tensor:  # (n,) -> (T, n)
+        """log-probability that h ends before frame t, so that c may begin there."""
         ends, blanks = (state[:-1] for state in self.stack[-1])
         either = torch.logaddexp(ends, blanks)[:, None].expand(-1, len(labels)).clone()
-        if self.labels:  # a label that repeats the last one needs a blank between
+        if self.labels:  # a repeated label needs a blank in between
             either[:, labels == self.labels[-1]] = blanks[:, None]
         return either
 
 
-def _accumulated(entering: Tensor, staying: Tensor) -> Tensor:  # (T,) x2 -> (T + 1,)
+def _accumulate(entering: Tensor, staying: Tensor) -> Tensor:  # (T,) x2 -> (T + 1,)
     """x_t = logaddexp(x_{t-1}, entering_t) + staying_t from x_0 = -inf, as one running sum."""
     upto = staying.cumsum(0)
     before = upto - staying
     inner = torch.logcumsumexp(entering - before, 0) + upto
     return torch.cat((inner.new_full((1,), -torch.inf), inner))
+
+
+@dataclass(frozen=True, eq=False)
+class JointScorer:
+    """Joint scores of a CTC head and a decoder (Watanabe et al. 2017), per row.
+
+    The score of a token v after a text h is weight log psi(h v) + (1 - weight) log p(v | h). psi is
+    the probability that the audio begins with the labels of h v; for the end token, that it
+    contains h and no more. Only the `max_candidates` most likely tokens of the decoder and the end
+    are compared. A token without labels has CTC probability 0 and needs a weight of 0. Ties go to
+    the decoder's order.
+    """
+
+    scorers: Sequence[PrefixScorer | None]  # None = no audio: only the decoder is used
+    spell: Callable[[int], Sequence[int]]  # labels of a token; may be empty
+    end: int
+    weight: float
+    max_candidates: int
+
+    def best(self, row: int, log_probs: Tensor) -> int:  # (V,) of the decoder
+        """The best token after the pushed text."""
+        scorer = self.scorers[row]
+        if scorer is None or self.weight == 0:
+            return int(log_probs.argmax())
+        likely = log_probs.topk(min(self.max_candidates, len(log_probs))).indices.tolist()
+        if self.end not in likely:
+            likely.append(self.end)
+        likely = [
+            token for token in likely if log_probs[token] > -torch.inf
+        ]  # drop impossible tokens
+        ctc = [self.prefix_score(row, token) - scorer.total for token in likely]
+        decoder = log_probs[likely].double()
+        scores = self.weight * torch.tensor(ctc, dtype=torch.float64, device=decoder.device)
+        return int(likely[int((scores + (1 - self.weight) * decoder).argmax())])
+
+    def prefix_score(self, row: int, token: int) -> float:
+        """log psi of the pushed text and this token."""
+        scorer = self.scorers[row]
+        assert scorer is not None
+        if token == self.end:
+            return scorer.end()
+        labels = self.spell(token)
+        if not labels:
+            return float("-inf")
+        for label in labels[:-1]:
+            scorer.push(label)
+        found = float(scorer.score(torch.tensor([labels[-1]], device=scorer.frames.device))[0])
+        scorer.pop(len(labels) - 1)
+        return found
+
+    def push(self, row: int, token: int) -> int:
+        """Append a token to the text; returns its number of labels."""
+        scorer, labels = self.scorers[row], self.spell(token)
+        if scorer is None:
+            return 0
+        for label in labels:
+            scorer.push(label)
+        return len(labels)
+
+    def pop(self, row: int, labels: int) -> None:
+        """Remove the last labels."""
+        scorer = self.scorers[row]
+        if scorer is not None:
+            scorer.pop(labels)

@@ -1,9 +1,9 @@
-"""What one robot did since its reset: what drafters, gates and thresholds of actions go by.
+"""The history of one robot since its reset, for drafters, gates and thresholds of actions.
 
-Whoever drives the robot owns the episode: it calls `observe` with every action that was carried
-out, and `reset` between tasks. A call puts one per row into `Request.shared["episodes"]`; parts
-note there what they must know at the next step (`deviations`, `locked`, `skips`), and nothing else
-outlives a call.
+The caller that drives the robot owns the episode: it calls `observe` with every executed action,
+and `reset` between tasks. A call puts one per row into `Request.shared["episodes"]`; drafters,
+gates and verifiers store there what they need at the next step (`deviations`, `locked`, `skips`).
+Nothing else outlives a call.
 """
 
 from __future__ import annotations
@@ -17,39 +17,38 @@ from torch import Tensor
 
 from mmspec.codes.actions import ActionSpace
 
-NAME = "episodes"  # of the entry of `Request.shared`
+NAME = "episodes"  # key of `Request.shared`
 
 
 @dataclass(eq=False)
 class Episode:
-    """One robot's actions and states, the oldest first."""
+    """One robot's actions and states, oldest first."""
 
     space: ActionSpace
-    actions: list[Tensor] = field(
-        default_factory=list
-    )  # (D,) float64 each, normalised, carried out
-    states: list[Tensor] = field(default_factory=list)  # (S,) float64 each; none where unknown
-    outcomes: list[bool] = field(default_factory=list)  # of the tasks before, success or not
-    deviations: list[float] = field(default_factory=list)  # one per step: kept from the target's
-    noted: list[float] = field(default_factory=list)  # the same of the tokens of this step
-    locked: float = 0  # no gate acts before this step
-    skips: int = 0  # steps since the target was asked last
-    memory: dict[str, Any] = field(default_factory=dict)  # of a part, by its name, this task's
+    actions: list[Tensor] = field(default_factory=list)  # (D,) float64 each, normalised
+    states: list[Tensor] = field(default_factory=list)  # (S,) float64 each; empty if unknown
+    outcomes: list[bool] = field(default_factory=list)  # of earlier tasks, success or not
+    deviations: list[float] = field(default_factory=list)  # of accepted tokens, mean per step
+    step_deviations: list[float] = field(default_factory=list)  # per token of this step
+    locked_until: float = 0  # no gate acts before this step
+    skips: int = 0  # steps since the last target call
+    memory: dict[str, Any] = field(default_factory=dict)  # by component name, for this task
 
     @property
     def step(self) -> int:
-        """Actions carried out so far: the number of the next one."""
+        """The number of executed actions: the index of the next one."""
         return len(self.actions)
 
     def observe(self, action: Tensor, state: Tensor | None = None) -> None:  # (D,), (S,)
-        """Note an action as it was carried out, normalised, and the state that it led to.
+        """Record an executed action, normalised, and the state after it.
 
-        Raises ValueError for an action of another size, NaN among it, or a state now and then.
+        Raises ValueError for an action of another size or with NaN, and for states with only some
+        actions.
         """
         action = torch.as_tensor(action, dtype=torch.float64)
         if action.shape != (self.space.size,) or not bool(action.isfinite().all()):
             raise ValueError(
-                f"an action of shape {tuple(action.shape)} was carried out, but this robot's have "
+                f"an action of shape {tuple(action.shape)} was executed, but this robot's have "
                 f"{self.space.size} finite components; give those, normalised"
             )
         if (state is None) != (len(self.states) < len(self.actions)) and self.actions:
@@ -60,48 +59,48 @@ class Episode:
         self.actions.append(action.cpu())
         if state is not None:
             self.states.append(torch.as_tensor(state, dtype=torch.float64).cpu())
-        kept = self.noted
-        self.deviations.append(sum(kept) / len(kept) if kept else 0.0)
-        self.noted = []
+        tokens = self.step_deviations
+        self.deviations.append(sum(tokens) / len(tokens) if tokens else 0.0)
+        self.step_deviations = []
 
     def reset(self, success: bool | None = None) -> None:
-        """Forget the task; `success` says how it ended, for what learns from that."""
+        """Start a new task; `success` is the outcome of the last one, for adaptive thresholds."""
         if success is not None:
             self.outcomes.append(success)
-        self.actions, self.states, self.deviations, self.noted = [], [], [], []
-        self.locked, self.skips, self.memory = 0, 0, {}
+        self.actions, self.states, self.deviations, self.step_deviations = [], [], [], []
+        self.locked_until, self.skips, self.memory = 0, 0, {}
 
     def recent(self, count: int) -> Tensor:  # (n, D) float64, n at most `count`
-        """The last actions, the oldest first."""
+        """The last actions, oldest first."""
         last = self.actions[-count:] if count > 0 else []
         return torch.stack(last) if last else torch.zeros(0, self.space.size, dtype=torch.float64)
 
 
 @dataclass
-class EarlierLooks:
-    """What a policy made of the pictures of this task (`Episode.memory`), by slot of its prompt."""
+class VisualHistory:
+    """Attention and features of this task's images (`Episode.memory`), by slot of the prompt."""
 
     NAME: ClassVar[str] = "looks"
     attention: Tensor | None = None  # (L,) from the question, at the last step
-    frames: list[Tensor] = field(default_factory=list)  # (L, H) features each, the oldest first
-    back: int = 1  # which of them counts now, from the end
-    is_fine: bool = False  # whether the robot works finely now
+    frames: list[Tensor] = field(default_factory=list)  # (L, H) features each, oldest first
+    back: int = 1  # index of the compared frame, from the end
+    is_fine: bool = False  # whether the robot moves precisely
 
 
 @dataclass(frozen=True)
 class Completion:
-    """Marks a draft (`Draft.extras`) that ends the answer of some rows without the target."""
+    """Marks a draft (`Draft.extras`) that completes the output of some rows without the target."""
 
     rows: Tensor  # (B,) bool
 
 
-def episodes_of(context: Any) -> Sequence[Episode]:
-    """One per row of a request. Raises ValueError where the call gave none, or another number."""
+def get_episodes(context: Any) -> Sequence[Episode]:
+    """One episode per row of a request. Raises ValueError without episodes, or another number."""
     found: Sequence[Episode] | None = context.shared.get(NAME)
     if found is None:
         raise ValueError(
-            "this recipe goes by what the robot did before, and the call gave no episodes; ask the "
-            "policy by predict_action()"
+            "this recipe needs the history of the robot, but the call has no episodes; call "
+            "predict_action() of the policy"
         )
     if len(found) != context.batch:
         raise ValueError(f"{len(found)} episodes for {context.batch} rows; give one per row")

@@ -1,4 +1,4 @@
-"""Phrases: runs of picture tokens that occur together often, found by merging frequent pairs."""
+"""Phrases: frequent runs of image tokens, found by byte-pair merging."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ Phrase = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Phrases:
-    """A library of phrases of two tokens or more, with how often each was merged."""
+    """A library of phrases of two or more tokens, with the count of each merge."""
 
     counts: Mapping[Phrase, int] = field(default_factory=dict)
 
@@ -31,18 +31,19 @@ class Phrases:
 
     @classmethod
     def build(
-        cls, rows: Iterable[Sequence[int]], merges: int = 1000, longest: int = 4, least: int = 2
+        cls, rows: Iterable[Sequence[int]], merges: int = 1000, longest: int = 4, min_count: int = 2
     ) -> Phrases:
         """Merge the most frequent neighbours, one pair after the other (byte-pair encoding).
 
-        `rows` are grid rows (or whole texts): no phrase goes beyond the end of one. A merge makes
-        a phrase of at most `longest` tokens out of two neighbours that occur `least` times or
-        more; of equally frequent pairs the smallest ids go first. At most `merges` phrases.
+        `rows` are grid rows (or whole texts): no phrase crosses the end of one. A merge creates a
+        phrase of at most `longest` tokens from two neighbours that occur `min_count` times or more;
+        of equally frequent pairs the one with the smallest ids comes first. At most `merges`
+        phrases.
         """
-        if longest < 2 or least < 1 or merges < 0:
+        if longest < 2 or min_count < 1 or merges < 0:
             raise ValueError(
-                f"longest={longest}, least={least}, merges={merges}: give 2 tokens or more, 1 "
-                "occurrence or more, 0 merges or more"
+                f"longest={longest}, min_count={min_count}, merges={merges}: give at least "
+                "2 tokens, 1 occurrence and 0 merges"
             )
         texts: list[list[Phrase]] = [[(token,) for token in row] for row in rows]
         found: dict[Phrase, int] = {}
@@ -56,10 +57,10 @@ class Phrases:
             if not pairs:
                 break
             best = min(pairs, key=lambda pair: (-pairs[pair], pair))
-            if pairs[best] < least:
+            if pairs[best] < min_count:
                 break
             found[best[0] + best[1]] = max(found.get(best[0] + best[1], 0), pairs[best])
-            texts = [_merged(text, best) for text in texts]
+            texts = [_merge_pair(text, best) for text in texts]
         return cls(found)
 
     @property
@@ -80,7 +81,7 @@ class Phrases:
 
     @classmethod
     def load(cls, file: str | Path) -> Phrases:
-        """Read what `save` wrote. Raises ValueError for a file that is none."""
+        """Read a library written by `save`. Raises ValueError for another file."""
         try:
             saved = load_file(str(file))
         except (OSError, SafetensorError) as error:
@@ -99,7 +100,7 @@ class Phrases:
 
 @dataclass(frozen=True)
 class Trie:
-    """A library as a table of edges, walked for many places at once."""
+    """A library as a table of edges, traversed for many positions at once."""
 
     size: int  # vocabulary
     keys: Tensor  # (E,) int64 sorted, state * size + token
@@ -108,8 +109,8 @@ class Trie:
     longest: int
 
     @classmethod
-    def of(cls, phrases: Phrases, size: int, device: torch.device) -> Trie:
-        """Raises ValueError for tokens outside a vocabulary of `size`."""
+    def build(cls, phrases: Phrases, size: int, device: torch.device) -> Trie:
+        """Build from phrases. Raises ValueError for tokens outside a vocabulary of `size`."""
         edges: dict[tuple[int, int], int] = {}
         ends = {0: False}
         for phrase in phrases.counts:
@@ -130,11 +131,11 @@ class Trie:
         return cls(size, keys, states, flags, phrases.longest)
 
     def matches(
-        self, tokens: Tensor, allowed: Tensor, room: Tensor | None = None
+        self, tokens: Tensor, allowed: Tensor, max_length: Tensor | None = None
     ) -> Tensor:  # (B, N) x3 -> (B, N)
-        """Length of the longest phrase that begins at each place, 0 = none.
+        """The length of the longest phrase that begins at each position, 0 = none.
 
-        All its tokens must be `allowed`, and no more than there is `room` for.
+        All its tokens must be `allowed`, and it has at most `max_length` tokens.
         """
         found = torch.zeros_like(tokens)
         if not len(self.keys):
@@ -146,18 +147,18 @@ class Trie:
             key = state * self.size + here
             place = torch.searchsorted(self.keys, key).clamp_max(len(self.keys) - 1)
             alive = alive & inside & allowed.roll(-step, 1) & (self.keys[place] == key)
-            alive = alive if room is None else alive & (step < room)
+            alive = alive if max_length is None else alive & (step < max_length)
             state = torch.where(alive, self.states[place], state)
             found = torch.where(alive & self.ends[state], step + 1, found)
         return found
 
 
-def _merged(text: list[Phrase], pair: tuple[Phrase, Phrase]) -> list[Phrase]:
-    """The text with every occurrence of the pair, from the left, as one phrase."""
-    made: list[Phrase] = []
+def _merge_pair(text: list[Phrase], pair: tuple[Phrase, Phrase]) -> list[Phrase]:
+    """The text with every occurrence of the pair, from the left, merged to one phrase."""
+    merged: list[Phrase] = []
     for piece in text:
-        if made and (made[-1], piece) == pair:
-            made[-1] = pair[0] + pair[1]
+        if merged and (merged[-1], piece) == pair:
+            merged[-1] = pair[0] + pair[1]
         else:
-            made.append(piece)
-    return made
+            merged.append(piece)
+    return merged

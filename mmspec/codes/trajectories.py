@@ -1,4 +1,4 @@
-"""Stored trajectories of robots, and the nearest stored moments (HeiSD)."""
+"""Stored robot trajectories and nearest-neighbour retrieval (HeiSD)."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ FILE = "trajectories.safetensors"
 
 @dataclass(frozen=True, eq=False)
 class Trajectories:
-    """M moments of several episodes, each episode's in order, one behind the other.
+    """M moments of several episodes, in order and concatenated by episode.
 
-    `features` are what a policy makes of its prompt there (its last hidden state), of length 1;
-    `actions` what was done next, normalised; `states` where the robot was, if that is known.
-    Raises ValueError for tensors that do not fit together, and numbers that are not finite.
+    `features` are the policy's last hidden state of its prompt, of length 1; `actions` the actions
+    executed next, normalised; `states` the robot's states, if known. Raises ValueError for tensors
+    of inconsistent shapes, and numbers that are not finite.
     """
 
     features: Tensor = field(repr=False)  # (M, H) float32
@@ -36,7 +36,7 @@ class Trajectories:
                 continue
             if one.dim() != 2 or len(one) != len(self.episodes) or not len(one):
                 raise ValueError(
-                    f"{name} of shape {tuple(one.shape)} beside episodes of "
+                    f"{name} of shape {tuple(one.shape)} with episodes of "
                     f"{tuple(self.episodes.shape)}; give one row per moment, and at least one"
                 )
             if not bool(one.isfinite().all()):
@@ -45,7 +45,9 @@ class Trajectories:
             raise ValueError("episodes= must not fall; put the moments of each episode together")
 
     @classmethod
-    def of(cls, episodes: Iterable[tuple[Tensor, Tensor, Tensor | None]]) -> Trajectories:
+    def from_episodes(
+        cls, episodes: Iterable[tuple[Tensor, Tensor, Tensor | None]]
+    ) -> Trajectories:
         """From (features (T, H), normalised actions (T, D), states (T, S) or None) per episode."""
         rows = list(episodes)
         states = [one for _, _, one in rows if one is not None]
@@ -62,7 +64,7 @@ class Trajectories:
 
     @classmethod
     def load(cls, folder: str | Path) -> Trajectories:
-        """From a folder, or the file in it. Raises ValueError for what holds none."""
+        """From a folder, or the file in it. Raises ValueError for anything else."""
         path = Path(folder)
         path = path / FILE if path.is_dir() else path
         try:
@@ -98,35 +100,36 @@ class Trajectories:
         return len(self.episodes)
 
     def nearest(self, query: Tensor, count: int) -> tuple[Tensor, Tensor]:  # (B, H) -> (B, K) x2
-        """The nearest moments by cosine and how near they are, exactly, ties by index.
+        """The nearest moments by cosine and their similarities; exact search, ties by index.
 
         Raises ValueError for features of another width.
         """
         if query.shape[-1] != self.features.shape[1]:
             raise ValueError(
-                f"features {query.shape[-1]} wide are looked up among stored ones "
-                f"{self.features.shape[1]} wide; record the trajectories with this policy"
+                f"features of width {query.shape[-1]} do not match stored ones of width "
+                f"{self.features.shape[1]}; record the trajectories with this policy"
             )
         unit = torch.nn.functional.normalize(query.to(self.features), dim=-1)
         cosine = unit @ torch.nn.functional.normalize(self.features, dim=-1).T
         found = cosine.sort(dim=-1, descending=True, stable=True)
         return found.values[:, :count], found.indices[:, :count]
 
-    def ahead(self, moment: int, count: int) -> Tensor:  # -> (count, D)
-        """What was done from a moment on; behind its episode's end the last action again."""
+    def actions_from(self, moment: int, count: int) -> Tensor:  # -> (count, D)
+        """The actions from a moment on; the last action repeats after its episode ends."""
         last = int((self.episodes == self.episodes[moment]).nonzero()[-1])
         rows = torch.arange(moment, moment + count).clamp_max(last)
         return self.actions[rows]
 
     @cached_property
-    def matches(self) -> tuple[Tensor, Tensor]:  # (M,) similarity, (M,) distance
-        """How near every moment's nearest one of another episode is, by cosine and by place.
+    def nearest_matches(self) -> tuple[Tensor, Tensor]:  # (M,) similarity, (M,) distance
+        """Similarity and distance of the nearest moment in another episode, for every moment.
 
-        Distances are 0 where states are not known. Raises ValueError for a single episode.
+        Similarity is the cosine of features, distance that of states, 0 if unknown. Raises
+        ValueError for a single episode.
         """
         if len(self.episodes.unique()) < 2:
             raise ValueError(
-                "one stored episode says nothing of how near others come; store several, or give "
+                "a single stored episode has no matches in others; store several, or give "
                 "theta= and delta="
             )
         unit = torch.nn.functional.normalize(self.features, dim=-1)
@@ -139,12 +142,12 @@ class Trajectories:
 
 @dataclass(frozen=True)
 class Retrieved:
-    """What a draft of stored trajectories goes by (`Draft.extras`), per row.
+    """The retrieval results of a draft of stored trajectories (`Draft.extras`), per row.
 
-    The first `length` nodes of such a row are the nearest moment's own action, whole.
+    The first `length` nodes of such a row are the whole action of the nearest moment.
     """
 
-    rows: Tensor  # (B,) bool: which drafts are such
+    rows: Tensor  # (B,) bool: which drafts were retrieved
     similarity: Tensor  # (B,) cosine of the nearest moment
-    distance: Tensor  # (B,) from where the robot was then; 0 where that is not known
+    distance: Tensor  # (B,) to the state of that moment; 0 if unknown
     length: Tensor  # (B,) int64

@@ -15,41 +15,41 @@ from mmspec.distributions.noise import Keys
 
 @dataclass(frozen=True)
 class Categorical:
-    """A distribution over a vocabulary: scores, and the probabilities that they stand for.
+    """A distribution over a vocabulary: scores, and their probabilities.
 
     `scores` are log-probabilities up to a constant per entry; -inf is impossible. With `hard` the
-    distribution is a point mass on the highest score (greedy decoding): `scores` still rank the
-    other tokens. Both are worked out when first asked for; probabilities that are known already are
-    handed back bit for bit, by parts of the distribution, too.
+    distribution is a point mass on the highest score (greedy decoding); `scores` still rank the
+    other tokens. Scores and probabilities are computed on first use. `known_probs` are returned bit
+    for bit, also after indexing.
     """
 
-    given: Tensor | Callable[[], Tensor]  # (..., V) float scores, or what makes them
+    source: Tensor | Callable[[], Tensor]  # (..., V) float scores, or a function that returns them
     hard: bool = False
-    known: Tensor | None = None  # (..., V) probabilities, where they need no working out
-    trouble: ClassVar[str] = "logits are NaN or all -inf"
+    known_probs: Tensor | None = None  # (..., V) probabilities, if already computed
+    invalid_reason: ClassVar[str] = "logits are NaN or all -inf"
 
     @classmethod
-    def of(cls, weights: Tensor) -> Categorical:
-        """From weights (..., V), normalised or not."""
+    def from_weights(cls, weights: Tensor) -> Categorical:
+        """From weights (..., V), which need not be normalised."""
         return cls(weights.log())
 
     @classmethod
-    def having(cls, probs: Tensor) -> Categorical:
-        """The distribution with these very probabilities (..., V), which sum to 1."""
-        return cls(probs.log, known=probs)
+    def from_probs(cls, probs: Tensor) -> Categorical:
+        """From exact probabilities (..., V), which sum to 1."""
+        return cls(probs.log, known_probs=probs)
 
     @cached_property
     def scores(self) -> Tensor:  # (..., V)
         """Log-probabilities up to a constant; with `hard` they only rank."""
-        return self.given if isinstance(self.given, Tensor) else self.given()
+        return self.source if isinstance(self.source, Tensor) else self.source()
 
     @property
     def batch(self) -> torch.Size:
-        return (self.scores if self.known is None else self.known).shape[:-1]
+        return (self.scores if self.known_probs is None else self.known_probs).shape[:-1]
 
     @property
     def size(self) -> int:
-        return (self.scores if self.known is None else self.known).shape[-1]
+        return (self.scores if self.known_probs is None else self.known_probs).shape[-1]
 
     @cached_property
     def log_probs(self) -> Tensor:  # (..., V)
@@ -61,8 +61,8 @@ class Categorical:
     @cached_property
     def probs(self) -> Tensor:  # (..., V)
         """Probabilities; exactly 0 and 1 for a point mass."""
-        if self.known is not None:
-            return self.known
+        if self.known_probs is not None:
+            return self.known_probs
         if self.hard:
             best = self.scores.argmax(-1, keepdim=True)
             return torch.zeros_like(self.scores).scatter_(-1, best, 1.0)
@@ -70,7 +70,7 @@ class Categorical:
 
     @property
     def mode(self) -> Tensor:  # (...)
-        """The likeliest token: what greedy decoding says."""
+        """The most likely token, as in greedy decoding."""
         return self.scores.argmax(-1)
 
     def prob(self, x: Tensor) -> Tensor:  # (...) -> (...)
@@ -82,9 +82,9 @@ class Categorical:
 
     def sample(self, keys: Keys) -> Tensor:  # (...) -> (...)
         """The Gumbel-max draw; a point mass needs no noise."""
-        return self.perturbed(keys).argmax(-1)
+        return self.perturb(keys).argmax(-1)
 
-    def perturbed(self, keys: Keys) -> Tensor:  # (..., V)
+    def perturb(self, keys: Keys) -> Tensor:  # (..., V)
         """Scores plus Gumbel noise.
 
         Its argmax is a sample, its top-k a sample without replacement.
@@ -96,23 +96,25 @@ class Categorical:
     def residual(self, other: Categorical) -> Categorical:
         """The distribution proportional to (p - q)+; p itself where that is nowhere positive.
 
-        That of a point mass is the point mass, whatever q: its `scores` go on ranking.
+        The residual of a point mass is the point mass, whatever q; its `scores` still rank.
         """
-        return self if self.hard else Categorical.having(residual(self.probs, other.probs))
+        return self if self.hard else Categorical.from_probs(residual(self.probs, other.probs))
 
-    def evaluated(self, like: Tensor | None = None) -> Categorical:
-        """The same distribution with its probabilities known, in the dtype and on the device of `like`."""
+    def evaluate(self, like: Tensor | None = None) -> Categorical:
+        """Compute the probabilities, in the dtype and on the device of `like`."""
         return Categorical(
-            self.given, self.hard, self.probs if like is None else self.probs.to(like)
+            self.source, self.hard, self.probs if like is None else self.probs.to(like)
         )
 
-    def broken(self, mask: Tensor | None = None) -> Tensor:  # distribution (B, M) -> (B,) bool
-        """Rows in which some place has NaN, no possible token, or an infinite best score.
+    def invalid_mask(
+        self, mask: Tensor | None = None
+    ) -> Tensor:  # distribution (B, M) -> (B,) bool
+        """Rows in which some position has NaN, no possible token, or an infinite best score.
 
-        `mask` (B, M) leaves padded places out. One reduction and no host synchronisation: read the
-        answer back together with the verdict.
+        `mask` (B, M) excludes padding. One reduction without host synchronisation: read the result
+        together with the verdict.
         """
-        broken = ~self.scores.amax(-1).isfinite()  # amax passes NaN on, -inf where all is -inf
+        broken = ~self.scores.amax(-1).isfinite()  # amax propagates NaN; -inf where all is -inf
         if mask is not None:
             broken = broken & mask
         return broken.flatten(1).any(-1)
@@ -123,28 +125,27 @@ class Categorical:
         return -(probs * probs.clamp_min(torch.finfo(probs.dtype).tiny).log()).sum(-1)
 
     def __getitem__(self, index: Any) -> Categorical:
-        if self.known is None:
+        if self.known_probs is None:
             return Categorical(self.scores[index], self.hard)
-        return Categorical(lambda: self.scores[index], self.hard, self.known[index])
+        return Categorical(lambda: self.scores[index], self.hard, self.known_probs[index])
 
     @staticmethod
     def where(chosen: Tensor, one: Categorical, other: Categorical) -> Categorical:
-        """Entry by entry one distribution or the other; `chosen` (...) is bool.
+        """Select one distribution or the other per entry; `chosen` (...) is bool.
 
-        Where a point mass meets a distribution that is none, probabilities are all that is left of
-        both.
+        A point mass combined with another kind of distribution keeps only the probabilities.
         """
         if one is other:
             return one
         each = chosen[..., None]
         probs = torch.where(each, one.probs, other.probs)
         if one.hard != other.hard:
-            return Categorical.having(probs)
+            return Categorical.from_probs(probs)
         return Categorical(lambda: torch.where(each, one.scores, other.scores), one.hard, probs)
 
     @staticmethod
     def stack(distributions: Sequence[Categorical], dim: int = 1) -> Categorical:
-        """Join distributions of equal batch shape along a new batch axis; probabilities are made anew."""
+        """Join distributions of equal batch shape along a new axis; recomputes probabilities."""
         return Categorical(
             torch.stack([distribution.scores for distribution in distributions], dim),
             distributions[0].hard,
@@ -152,7 +153,7 @@ class Categorical:
 
     @staticmethod
     def cat(distributions: Sequence[Categorical], dim: int = 1) -> Categorical:
-        """Join distributions along an existing batch axis; probabilities are made anew."""
+        """Join distributions along an existing batch axis; recomputes probabilities."""
         if len(distributions) == 1:
             return distributions[0]
         return Categorical(
@@ -162,9 +163,9 @@ class Categorical:
 
 
 def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) -> (..., C)
-    """The tokens at these quantiles: draws by the inverse distribution function.
+    """The tokens at these quantiles: sampling by the inverse distribution function.
 
-    Weights need not be normalised. Cheaper than a race where no coupling is wanted.
+    Weights need not be normalised. Cheaper than Gumbel noise where no coupling is needed.
     """
     mass = weights.double().cumsum(-1)
     place = (uniform * mass[..., -1:]).expand(*mass.shape[:-1], -1).contiguous()
@@ -172,11 +173,13 @@ def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) 
 
 
 def residual(p: Tensor, q: Tensor) -> Tensor:  # (..., V), (..., V) -> (..., V)
-    """norm((p - q)+), and p itself where p equals q (Leviathan et al. 2023, eq. for p')."""
-    return normalised((p - q).clamp_min(0), p)
+    """norm((p - q)+), or p where p equals q (Leviathan et al. 2023, eq. for p')."""
+    return normalise((p - q).clamp_min(0), p)
 
 
-def normalised(weights: Tensor, spare: Tensor) -> Tensor:  # (..., V) x2 -> (..., V)
-    """The probabilities of some weights, and `spare` where all of them are 0."""
+def normalise(weights: Tensor, fallback: Tensor) -> Tensor:  # (..., V) x2 -> (..., V)
+    """Normalise weights to probabilities; `fallback` where all of them are 0."""
     mass = weights.sum(-1, keepdim=True)
-    return torch.where(mass > 0, weights / mass.clamp_min(torch.finfo(weights.dtype).tiny), spare)
+    return torch.where(
+        mass > 0, weights / mass.clamp_min(torch.finfo(weights.dtype).tiny), fallback
+    )

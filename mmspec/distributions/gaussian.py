@@ -1,4 +1,4 @@
-"""Normal distributions over a continuous event."""
+"""Normal distributions over continuous tokens."""
 
 from __future__ import annotations
 
@@ -13,19 +13,21 @@ from mmspec.distributions.noise import Keys
 
 @dataclass(frozen=True)
 class Gaussian:
-    """Independent normals over an event of any shape, with one or many standard deviations."""
+    """Independent normals over an event of any shape, with one or several standard deviations."""
 
     mean: Tensor  # (..., *E)
     std: Tensor  # broadcasts against mean; 0 = deterministic
-    events: int  # how many trailing axes of `mean` are the event
-    trouble: ClassVar[str] = "predictions are NaN or infinite"
+    events: int  # number of trailing axes of `mean` that form the event
+    invalid_reason: ClassVar[str] = "predictions are NaN or infinite"
 
     @property
     def batch(self) -> torch.Size:
         return self.mean.shape[: self.mean.dim() - self.events]
 
-    def broken(self, mask: Tensor | None = None) -> Tensor:  # distribution (B, M) -> (B,) bool
-        """Rows in which some place has a mean that is not finite; `mask` (B, M) as above."""
+    def invalid_mask(
+        self, mask: Tensor | None = None
+    ) -> Tensor:  # distribution (B, M) -> (B,) bool
+        """Rows in which some mean is not finite; `mask` (B, M) excludes padding."""
         broken = ~self.mean.isfinite().flatten(2).all(-1)
         if mask is not None:
             broken = broken & mask
@@ -48,10 +50,10 @@ class Gaussian:
 
 
 @dataclass(frozen=True)
-class Driving:
-    """The normal noise that made the continuous tokens of a draft out of their distributions.
+class DrivingNoise:
+    """The normal noise from which the continuous tokens of a draft were sampled (`Draft.extras`).
 
-    Recovering it from the tokens would be biased: they are rounded. It goes into `Draft.extras`.
+    Recovering it from the tokens would be biased, because they are rounded.
     """
 
     noise: Tensor  # (B, N, *E)
@@ -59,15 +61,15 @@ class Driving:
 
 @dataclass(frozen=True)
 class GaussianResidual:
-    """The distribution proportional to (p - q)+ of two Gaussians, drawn by thinning p with 1 - min(1, q/p).
+    """The distribution proportional to (p - q)+ of two Gaussians.
 
-    The expected number of trials is 1 / TV(p, q): the residual of equal distributions does not
-    exist.
+    Sampled by thinning p with 1 - min(1, q/p). The expected number of trials is 1 / TV(p, q); equal
+    distributions have no residual. Raises ValueError after `max_trials`.
     """
 
     p: Gaussian
     q: Gaussian
-    most_trials: int = 100_000
+    max_trials: int = 100_000
 
     @property
     def batch(self) -> torch.Size:
@@ -76,7 +78,7 @@ class GaussianResidual:
     def sample(self, keys: Keys) -> Tensor:  # (...) -> (..., *E)
         x = self.p.sample(keys.split(0))
         open_ = torch.ones(self.batch, dtype=torch.bool, device=x.device)
-        for trial in range(self.most_trials):
+        for trial in range(self.max_trials):
             ratio = (self.q.log_prob(x) - self.p.log_prob(x)).clamp(max=0).exp()
             open_ = open_ & (keys.split(2 * trial + 1).uniform() < ratio)
             if not bool(open_.any()):

@@ -1,11 +1,11 @@
-"""The random steps of a diffusion sampler: Gaussian, with a mean that is linear in two things.
+"""Gaussian transition kernels of diffusion samplers.
 
-Every sampler that adds noise moves a state x to the next one by
+A sampler that adds noise moves a state x to the next one by
 
-    x' ~ N(a x + b x0, s^2),        x0 = what the model takes the clean sample to be,
+    x' ~ N(a x + b x0, s^2),        x0 = the model's prediction of the clean sample,
 
-and samplers differ in the tables (a, b, s) alone. So one kernel serves them all, and a draft that
-knows an x0 (its own, or an old one of the target) has a distribution like the target's.
+and samplers differ only in the tables (a, b, s). One kernel class therefore covers them all, and a
+draft with its own x0, or an earlier one of the target, has a distribution of the target's form.
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-Levels = tuple[Tensor, Tensor]  # alpha and sigma of some states
+Levels = tuple[Tensor, Tensor]  # alpha and sigma
 
 
 @dataclass(frozen=True)
 class GaussianKernel:
-    """Tables over N transitions; step n leads from state n to state n + 1, data comes last.
+    """Tables over N transitions; step n leads from state n to state n + 1, the last is data.
 
-    All tables are float64 (N,). `alpha` and `sigma` (N + 1,) say how states are made of clean
-    sample and noise, x = alpha x0 + sigma eps; they serve drafts, the steps themselves do not need
-    them.
+    All tables are float64 (N,). `alpha` and `sigma` (N + 1,) define the states in terms of clean
+    sample and noise, x = alpha x0 + sigma eps. Only drafts use them, not the steps.
     """
 
     state: Tensor  # a
@@ -34,8 +33,8 @@ class GaussianKernel:
     std: Tensor  # s; 0 = deterministic
     alpha: Tensor
     sigma: Tensor
-    is_predicted: bool = False  # whether the network says the std of a step, and s is its scale
-    ahead: Tensor | None = None  # of solvers of order 2, see `continued`; None = 0
+    is_predicted: bool = False  # whether the network predicts the std, with s as its scale
+    extrapolation: Tensor | None = None  # of second-order solvers, see `extrapolate`; None = 0
 
     def __post_init__(self) -> None:
         sizes = {len(table) for table in (self.state, self.clean, self.std)}
@@ -53,13 +52,13 @@ class GaussianKernel:
         """The posterior of the forward process, for any grid of (alpha, sigma), each (N + 1,).
 
         DDPM with variance "fixed_small", DDIM with eta = 1, Euler ancestral (alpha = 1),
-        SDE-DPM-Solver++ of order 1 and the Euler step of stochastic localisation are all this, and
-        it serves flow matching too (alpha = 1 - t, sigma = t). With s = alpha^2 / sigma^2:
+        SDE-DPM-Solver++ of order 1 and the Euler step of stochastic localisation are instances, and
+        so is flow matching (alpha = 1 - t, sigma = t). With s = alpha^2 / sigma^2:
 
             a = (alpha' / s') s / alpha,  b = alpha' (1 - s / s'),  std = (alpha' / s') (s' - s)^.5
 
-        `landing` (N,) each says where the steps aim, for a sampler that reads its state at the
-        next level of the grid though it made it for another (DDIM, whose stride is fixed).
+        `landing` (N,) each are the levels that the steps aim at, for a sampler whose next state is
+        read at another level of the grid (DDIM, whose stride is fixed).
         """
         alpha, sigma = alpha.double(), sigma.double()
         last, noise = _landing(alpha, sigma, landing)
@@ -72,8 +71,8 @@ class GaussianKernel:
     def fixed_large(cls, alpha: Tensor, sigma: Tensor) -> GaussianKernel:
         """The mean of `ancestral`, the std of the forward step (Ho et al. 2020, beta_t).
 
-        For alpha^2 + sigma^2 = 1. Not zero on a clean end: a sampler that adds no noise in its last
-        step says so with `deterministic`.
+        For alpha^2 + sigma^2 = 1. Not zero in the last step; apply `deterministic` for a sampler
+        that adds no noise there.
         """
         kernel = cls.ancestral(alpha, sigma)
         share = (kernel.alpha[:-1] / kernel.alpha[1:]) ** 2
@@ -116,52 +115,51 @@ class GaussianKernel:
     def flow_renoise(cls, t: Tensor) -> GaussianKernel:
         """Jump to the clean sample of a flow and add fresh noise: N((1 - t') x0, t'^2).
 
-        Nothing of the old state stays but what x0 says, so drafts are rejected more often than
-        those of `ancestral`, which has the same marginals.
+        The next state depends on the old one only through x0, so drafts are rejected more often
+        than with `ancestral`, which has the same marginals.
         """
         t = t.double()
         return cls(torch.zeros_like(t[1:]), 1 - t[1:], t[1:], 1 - t, t)
 
-    def deterministic(self, silent: Tensor) -> GaussianKernel:  # (N,) bool
-        """The same means, but no noise in the `silent` steps."""
-        return replace(self, std=self.std.masked_fill(silent, 0.0))
+    def deterministic(self, mask: Tensor) -> GaussianKernel:  # (N,) bool
+        """The same means, without noise in the steps of `mask`."""
+        return replace(self, std=self.std.masked_fill(mask, 0.0))
 
     @property
-    def steps(self) -> int:
+    def num_steps(self) -> int:
         return len(self.std)
 
     @cached_property
     def is_random(self) -> tuple[bool, ...]:
-        """Which transitions draw noise; no draft is verified across one that does not."""
+        """Which transitions add noise; no draft is verified across one that does not."""
         return tuple((self.std > 0).tolist())
 
     @cached_property
     def noise_scale(self) -> Tensor:  # (N,)
-        """The std of the ancestral step on this grid: a scale for errors where `std` is 0 too."""
+        """The std of the ancestral step on this grid: a scale for errors even where `std` is 0."""
         return GaussianKernel.ancestral(self.alpha, self.sigma).std
 
     def mean(self, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:  # (..., *E) x2, (...)
-        """The mean of the next state, given x at `step` and the clean sample seen in it."""
+        """The mean of the next state, given x at `step` and the clean sample predicted from it."""
         a, b = (at_step(table, step, x) for table in (self.state, self.clean))
         return a * x + b * clean
 
-    def continued(self, clean: Tensor, before: Tensor, step: Tensor) -> Tensor:
-        """The clean sample that moves a state, (..., *E) x2, (...): x0 of a solver of two steps.
+    def extrapolate(self, clean: Tensor, before: Tensor, step: Tensor) -> Tensor:
+        """The x0 of a two-step solver, (..., *E) x2, (...): clean + extrapolation (clean - before).
 
-        Multistep solvers (DPM-Solver++ of order 2, Lu et al. 2022) use clean + ahead (clean -
-        before), with what was seen one step `before`. Given that, the next state is Gaussian as
-        ever.
+        `before` is the prediction one step earlier (DPM-Solver++ of order 2, Lu et al. 2022). Given
+        it, the next state is Gaussian as for other solvers.
         """
-        if self.ahead is None:
+        if self.extrapolation is None:
             return clean
-        share = at_step(self.ahead, step, clean)
+        share = at_step(self.extrapolation, step, clean)
         return clean + share * (clean - before)
 
-    def deviation(self, step: Tensor, like: Tensor) -> Tensor:  # (...) -> (..., 1, 1, ...)
+    def std_at(self, step: Tensor, like: Tensor) -> Tensor:  # (...) -> (..., 1, 1, ...)
         """The standard deviation of the next state, shaped to broadcast against `like`."""
         return at_step(self.std, step, like)
 
-    def noise_in(self, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
+    def noise_from_clean(self, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
         """eps with x = alpha clean + sigma eps."""
         return (x - at_step(self.alpha, step, x) * clean) / at_step(self.sigma, step, x)
 
@@ -169,14 +167,14 @@ class GaussianKernel:
         """The clean sample with x = alpha clean + sigma eps."""
         return (x - at_step(self.sigma, step, x) * eps) / at_step(self.alpha, step, x)
 
-    def velocity_in(self, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
+    def velocity_from_clean(self, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
         """v = alpha eps - sigma clean (Salimans & Ho 2022) of the state scaled to variance 1."""
         alpha, sigma = at_step(self.alpha, step, x), at_step(self.sigma, step, x)
-        eps = self.noise_in(x, clean, step)
+        eps = self.noise_from_clean(x, clean, step)
         return (alpha * eps - sigma * clean) / (alpha**2 + sigma**2).sqrt()
 
     def clean_from_velocity(self, x: Tensor, v: Tensor, step: Tensor) -> Tensor:
-        """The clean sample whose `velocity_in` x is v."""
+        """The clean sample whose `velocity_from_clean` x is v."""
         alpha, sigma = at_step(self.alpha, step, x), at_step(self.sigma, step, x)
         scale = alpha**2 + sigma**2
         return (alpha * x - sigma * scale.sqrt() * v) / scale

@@ -1,10 +1,8 @@
 """Randomness as a pure function of (seed, row, position).
 
-The same on every device, batch and draft.
-
-A counter-based generator (the SplitMix64 finaliser) hashes integer keys into uniforms, so nothing
-has a state, rows do not disturb each other, and the token at a position does not depend on how it
-was drafted.
+It is the same for every device, batch and draft. A counter-based generator (the SplitMix64
+finaliser) hashes integer keys into uniforms, so there is no state, rows are independent, and the
+token at a position does not depend on how it was drafted.
 """
 
 from __future__ import annotations
@@ -21,35 +19,35 @@ from torch import Tensor
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
-_ROUNDS = 0x5BD1E9955BD1E995  # keeps rounds apart from seeds, which are small numbers too
+_ROUNDS = 0x5BD1E9955BD1E995  # separates rounds from seeds, which are small numbers too
 
 
 class Lane(IntEnum):
     """Independent streams within one round."""
 
-    DRAFT = 1  # the drafter's own draws
-    ACCEPT = 2  # accept / reject decisions
+    DRAFT = 1  # samples of the drafter
+    ACCEPT = 2  # acceptance tests
     RESIDUAL = 3  # corrections and bonus tokens
-    OTHER = 4  # anything a recipe adds; keys from here on are free
-    WALK = 1 << 32  # the steps of a verifier, one lane each; keys from here on are theirs
+    OTHER = 4  # recipes; keys from here on are free
+    WALK = 1 << 32  # the steps of a verifier, one lane each; keys from here on are reserved
 
 
-Coins = Callable[[tuple[int, ...], Tensor], Tensor]  # place, probability (B,) -> (B,) bool
+Flips = Callable[[tuple[int, ...], Tensor], Tensor]  # index, probability (B,) -> (B,) bool
 
 
 class Noise(Protocol):
-    """Where a verifier and a drafter get their randomness from."""
+    """The source of randomness of drafters and verifiers."""
 
-    def shared(self, position: Tensor) -> Keys: ...  # (B, M) -> keys that every round agrees on
-    def fresh(self, lane: int, index: Tensor) -> Keys: ...  # (B, M) or (M,), of this round only
+    def shared_keys(self, position: Tensor) -> Keys: ...  # (B, M) -> the same in every round
+    def fresh_keys(self, lane: int, index: Tensor) -> Keys: ...  # (B, M) or (M,), of this round
     def flip(self, probability: Tensor, lane: int) -> Tensor: ...  # (B, ...) -> bool, True w.p. it
-    def coins(self, lanes: Tensor) -> Coins: ...  # `flip` on many lanes at once, by their place
+    def prepare_flips(self, lanes: Tensor) -> Flips: ...  # `flip` on many lanes at once
     def pick(self, weights: Tensor, lane: int) -> Tensor: ...  # (B, V), non-negative -> (B,)
 
 
 @dataclass(frozen=True)
 class Keys:
-    """One key per place where something is drawn; each draws events of any shape."""
+    """One key per sample; each gives events of any shape."""
 
     key: Tensor  # (...) int64
 
@@ -61,10 +59,7 @@ class Keys:
         return _unit(_hash(self.key[..., None] + index * _GOLDEN)).reshape(*self.key.shape, *event)
 
     def gumbel(self, size: int) -> Tensor:  # (..., size) float32
-        """Standard Gumbel noise.
-
-        Both tails keep full precision because the race is run in float64.
-        """
+        """Standard Gumbel noise, computed in float64 so that both tails keep full precision."""
         return torch.log1p(self.uniform(size).neg_()).neg_().log_().neg_().float()
 
     def normal(self, *event: int) -> Tensor:  # (..., *event) float32
@@ -73,42 +68,42 @@ class Keys:
         return normal.float()
 
     def split(self, index: int) -> Keys:
-        """An independent set of keys, for a second draw at the same places."""
+        """An independent set of keys, for a second sample."""
         return Keys(_hash(self.key ^ _fold(index)))
 
 
 @dataclass(frozen=True)
 class KeyedNoise:
-    """The noise of one `generate` call; `at_round` gives each round fresh lanes."""
+    """The noise of one `generate` call; each round has its own lanes (`at_round`)."""
 
     rows: Tensor  # (B,) int64, seed and row id hashed together
     round: int = 0
 
     @classmethod
-    def seeded(
+    def from_seed(
         cls, seed: int, batch: int, device: torch.device, row_ids: Sequence[int] | None = None
     ) -> KeyedNoise:
-        """Key every row by `seed` and its id (its index, unless `row_ids` says otherwise)."""
+        """Key every row by `seed` and its id: its index, or its entry of `row_ids`."""
         ids = list(range(batch)) if row_ids is None else list(row_ids)
         if len(ids) != batch:
             raise ValueError(f"row_ids has {len(ids)} entries for {batch} rows; give one per row")
-        own = _scalar_hash(int(seed))  # of numpy's integers a product would be cut off
+        own = _scalar_hash(int(seed))  # products of numpy integers would overflow
         rows = torch.tensor([_scalar_hash(own + int(row)) for row in ids], device=device)
         return cls(rows)
 
     def at_round(self, index: int) -> KeyedNoise:
         return replace(self, round=index)
 
-    def shared(self, position: Tensor) -> Keys:  # (B, M)
+    def shared_keys(self, position: Tensor) -> Keys:  # (B, M)
         return Keys(_hash(self.rows[:, None] ^ (position * _GOLDEN)))
 
-    def fresh(self, lane: int, index: Tensor) -> Keys:  # (B, M) or (M,)
+    def fresh_keys(self, lane: int, index: Tensor) -> Keys:  # (B, M) or (M,)
         return Keys(_hash((self.rows ^ self._salt(lane))[:, None] + index * _GOLDEN))
 
     def flip(self, probability: Tensor, lane: int) -> Tensor:
         return self._own(lane).uniform(*probability.shape[1:]) < probability
 
-    def coins(self, lanes: Tensor) -> Coins:
+    def prepare_flips(self, lanes: Tensor) -> Flips:
         salts = _hash(lanes + _fold(self.round ^ _ROUNDS))
         uniform = Keys(_hash(salts[..., None] ^ self.rows)).uniform()  # (*lanes, B)
         return lambda place, probability: uniform[place] < probability

@@ -1,8 +1,8 @@
-"""Repetition-aware sampling as a distribution of one step (VALL-E 2, Chen et al. 2024; CosyVoice 2).
+"""Repetition-aware sampling in closed form (VALL-E 2, Chen et al. 2024; CosyVoice 2).
 
-A code is drawn from the nucleus; where it has occurred in the last few, it is thrown away and drawn
-anew from the whole distribution. Both draws together have a distribution in closed form, for the
-target as for the drafter.
+A code is sampled from the nucleus. If it occurs among the last few codes, it is sampled again from
+the full distribution. Both steps together have a closed-form distribution, computed here for target
+and drafter alike.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from mmspec.errors import check_number
 
 
 class RepetitionAware(LogitsProcessor):
-    """p(x) = n(x) [x is fresh] + n(W) f(x), of the nucleus n, the whole distribution f, and repeated W.
+    """p(x) = n(x) [x not in W] + n(W) f(x), with nucleus n and full distribution f.
 
-    A code belongs to W where it is at least `share` of the last `window` tokens; n is f cut to
-    `top_k` and then `top_p`. Warpers behind it would change the distribution: leave them off.
+    W are the repeated codes: at least `share` of the last `window` tokens. n is f cut to `top_k`
+    and then `top_p`. Warpers applied after it would change the distribution; do not add any.
     """
 
     def __init__(
@@ -45,6 +45,6 @@ class RepetitionAware(LogitsProcessor):
         last = input_ids[:, -self.window :]
         counts.scatter_add_(-1, last, torch.ones_like(last, dtype=counts.dtype))
         repeated = counts >= max(self.window * self.share, 1)
-        thrown = (near * repeated).sum(-1, keepdim=True)
-        distribution = near.masked_fill(repeated, 0) + thrown * whole.softmax(-1)
+        resampled = (near * repeated).sum(-1, keepdim=True)
+        distribution = near.masked_fill(repeated, 0) + resampled * whole.softmax(-1)
         return distribution.log()

@@ -1,8 +1,8 @@
-"""Logits become distributions here and nowhere else, the same way for the target's p and the drafter's q.
+"""Logits to distributions, in the same way for target (p) and drafter (q).
 
-Whatever transformers' `generate()` does to the logits of one step happens here to every node of a
-draft at once: processors that look at the tokens before see each node's own path; warpers run on
-all nodes together.
+The steps that transformers' `generate()` applies to the logits of one position are applied to every
+node of a draft at once: processors that read the prefix get each node's own path; warpers run on
+all nodes together. No other module turns logits into distributions.
 """
 
 from __future__ import annotations
@@ -44,26 +44,26 @@ from transformers import (
 
 from mmspec import _hf
 from mmspec.distributions.categorical import Categorical
-from mmspec.errors import check_flag, check_number, is_whole
+from mmspec.errors import check_flag, check_number, is_integer
 
-Prefix = Callable[[int, int], Tensor]  # (row, place) -> (L,) int64: the tokens before that place
+Prefix = Callable[[int, int], Tensor]  # (row, node) -> (L,) int64: the tokens before that node
 
 
-class PlaceProcessor(Protocol):
-    """Changes scores by where their token will stand, for all nodes of a draft at once."""
+class PositionProcessor(Protocol):
+    """Changes scores by the position of their token, for all nodes of a draft at once."""
 
     def __call__(self, scores: Tensor, position: Tensor) -> Tensor: ...  # (B, M, V), (B, M)
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How logits become distributions.
+    """The sampling settings: how logits become distributions.
 
     The order is that of `generate()`: `processors`, then temperature, top-k, top-p, min-p, typical,
     epsilon, eta. Greedy decoding (`do_sample=False`) runs the processors only. The neutral value of
-    every other setting switches it off. `processors` are Hugging Face processors without a state of
-    their own; one of your own making must not remember anything between calls, which cannot be
-    checked here. `places` come before everything else and look at nothing but absolute positions.
+    every other setting switches it off. `processors` are stateless Hugging Face processors; a
+    custom one must not keep state between calls, which is not checked. `position_processors` run
+    first and depend on absolute positions only.
     """
 
     do_sample: bool = False
@@ -75,7 +75,7 @@ class Sampling:
     epsilon_cutoff: float = 0.0
     eta_cutoff: float = 0.0
     processors: tuple[LogitsProcessor, ...] = ()
-    places: tuple[PlaceProcessor, ...] = ()
+    position_processors: tuple[PositionProcessor, ...] = ()
 
     def __post_init__(self) -> None:
         check_flag("do_sample", self.do_sample)
@@ -90,7 +90,7 @@ class Sampling:
             raise ValueError(
                 f"temperature={self.temperature} is not a positive number; give one, 1.0 = off"
             )
-        if not is_whole(self.top_k) or self.top_k < 0:
+        if not is_integer(self.top_k) or self.top_k < 0:
             raise ValueError(
                 f"top_k={self.top_k!r} is not a whole number from 0 up; give one, 0 = off"
             )
@@ -109,48 +109,46 @@ class Sampling:
                     f"{name}={value} is outside [0, 1); give a value inside, 0.0 = off"
                 )
         for processor in self.processors:
-            _refuse_stateful(processor)
+            _check_stateless(processor)
 
     @classmethod
     def from_processors(cls, processors: Iterable[LogitsProcessor], do_sample: bool) -> Sampling:
-        """Read a list as `generate()` builds it: our settings from its end, the rest kept in order.
+        """Read a list of processors as `generate()` builds it.
 
-        The trailing warpers become settings as long as they stand in the order above; from the
-        first that does not on, everything before is kept as it is.
+        Trailing warpers in the order above become settings; all processors before them stay
+        `processors`, in order.
         """
-        kept = list(processors)
+        remaining = list(processors)
         settings: dict[str, Any] = {}
         if do_sample:
-            if kept and type(kept[-1]) is LogitNormalization:
-                kept.pop()  # a distribution is normalised when asked
+            if remaining and type(remaining[-1]) is LogitNormalization:
+                remaining.pop()  # distributions are normalised on use
             rank = len(_WARPERS)
-            while kept and (found := _as_setting(kept[-1], rank)) is not None:
+            while remaining and (found := _to_setting(remaining[-1], rank)) is not None:
                 rank, name, value = found
                 settings[name] = value
-                kept.pop()
-        return cls(do_sample=do_sample, processors=tuple(kept), **settings)
+                remaining.pop()
+        return cls(do_sample=do_sample, processors=tuple(remaining), **settings)
 
     @property
     def needs_prefix(self) -> bool:
-        """Whether a distribution depends on the tokens before it."""
+        """Whether a distribution depends on its prefix."""
         return any(type(processor) not in _PREFIX_FREE for processor in self.processors)
 
     def distribution(
         self, logits: Tensor, prefix: Prefix | None = None, position: Tensor | None = None
     ) -> Categorical:
-        """Distributions of batch shape (B, M) from logits (B, M, V), in float32, or float64 if given.
+        """Distributions (B, M) from logits (B, M, V), in float32, or float64 for float64 logits.
 
-        `prefix(row, place)` are the tokens before that place as `generate()` shows them to
-        processors, left padding of the prompt included. For a padded place any true prefix of the
-        row will do. `position` (B, M) is where the tokens that the distributions speak of will
-        stand, which
-        `places` ask for.
+        `prefix(row, node)` are the tokens before a node as `generate()` gives them to processors,
+        including left padding of the prompt. For a padded node any true prefix of the row will do.
+        `position` (B, M) are the positions of the predicted tokens, for `position_processors`.
         """
         scores = _widen(logits)
-        for change in self.places:
+        for change in self.position_processors:
             if position is None:
                 raise ValueError(
-                    f"{type(change).__name__} looks at positions; give distribution() some"
+                    f"{type(change).__name__} depends on positions; give distribution() position="
                 )
             scores = change(scores, position)
         if self.processors:
@@ -164,7 +162,7 @@ class Sampling:
 
     @cached_property
     def _warpers(self) -> tuple[LogitsProcessor, ...]:
-        """Hugging Face's own classes: they work row by row, so equality holds by construction."""
+        """Hugging Face's warpers, which work row by row, so results equal those of `generate()`."""
         return tuple(
             warper(int(value) if name == "top_k" else float(value))
             for name, (warper, _, off) in _WARPERS.items()
@@ -172,19 +170,17 @@ class Sampling:
         )
 
     def _process(self, scores: Tensor, prefix: Prefix | None) -> Tensor:  # (B, M, V) -> (B, M, V)
-        batch, places, _ = scores.shape
+        batch, nodes, _ = scores.shape
         paths: list[Tensor] = []
         groups: list[_Group] = []
         if self.needs_prefix:
             if prefix is None:
                 names = sorted({type(p).__name__ for p in self.processors} - _NAMES_PREFIX_FREE)
                 raise ValueError(
-                    f"{', '.join(names)} look at the tokens before; give distribution() a prefix"
+                    f"{', '.join(names)} read the tokens before; give distribution() a prefix"
                 )
             paths = [
-                prefix(row, place).to(scores.device)
-                for row in range(batch)
-                for place in range(places)
+                prefix(row, node).to(scores.device) for row in range(batch) for node in range(nodes)
             ]
             row_bound = not all(_ignores_rows(p) for p in self.processors)
             groups = _group(paths, batch, row_bound)
@@ -193,7 +189,7 @@ class Sampling:
             if type(processor) in _PREFIX_FREE:
                 flat = processor(_no_ids(flat), flat)
             elif type(processor) is PrefixConstrainedLogitsProcessor:
-                flat = _run_by_place(processor, flat, paths, places)
+                flat = _run_per_node(processor, flat, paths, nodes)
             else:
                 flat = _run_grouped(processor, flat, groups)
         return flat.view(scores.shape)
@@ -202,9 +198,9 @@ class Sampling:
 def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (..., V) x2 -> (..., V)
     """Classifier-free guidance of two branches scored in one doubled batch (Ho and Salimans 2022).
 
-    u + s (c - u) on raw logits, before every processor. Taking logarithms of probabilities first
-    (Sanchez et al. 2023) moves all scores of a place by one number, so the distribution is the
-    same. `scale` 1 is no guidance: the second branch is not looked at and may be None.
+    u + s (c - u) on raw logits, before every processor. Applying it to log-probabilities (Sanchez
+    et al. 2023) shifts all scores of a position by a constant, so the distribution is the same.
+    `scale` 1 is no guidance: the second branch is not used and may be None.
     """
     if scale == 1:
         return cond
@@ -221,20 +217,20 @@ class _Group:
     """One call of a prefix-dependent processor."""
 
     ids: Tensor  # (R, L) prefixes of equal length
-    places: Tensor  # (R,) the flat places whose scores go with them
-    keep: Tensor | None  # which of the R answers count; None = all
+    nodes: Tensor  # (R,) flat indices of their scores
+    keep: Tensor | None  # which of the R results are used; None = all
 
 
 def _group(paths: list[Tensor], batch: int, row_bound: bool) -> list[_Group]:
-    """Put the B * M places, row by row, into calls of equal prefix length.
+    """Group the B * M nodes, row by row, into calls of equal prefix length.
 
-    A processor that knows its rows (a prompt length per row, a batch index) must see row b at index
-    b: then a call holds one place of every row, and the rows of another length are fillers (cut,
-    where longer).
+    A processor that depends on the row index (a prompt length per row, a batch index) must get row
+    b at index b. A call then has one node of every row; rows of another prefix length are fillers
+    (cut if longer) whose results are discarded.
     """
     everything = range(len(paths))
     count = len(paths) // batch
-    sets = [everything[place::count] for place in range(count)] if row_bound else [everything]
+    sets = [everything[node::count] for node in range(count)] if row_bound else [everything]
     groups = []
     for members in sets:
         for length in sorted({len(paths[i]) for i in members}):
@@ -253,24 +249,24 @@ def _group(paths: list[Tensor], batch: int, row_bound: bool) -> list[_Group]:
 def _run_grouped(processor: LogitsProcessor, flat: Tensor, groups: list[_Group]) -> Tensor:
     out = torch.empty_like(flat)
     for group in groups:
-        # indexing copies: a processor that writes in place spoils nothing
-        answer = processor(group.ids, flat[group.places])
+        # indexing copies, so processors may write in place
+        result = processor(group.ids, flat[group.nodes])
         if group.keep is None:
-            out[group.places] = answer
+            out[group.nodes] = result
         else:
-            out[group.places[group.keep]] = answer[group.keep]
+            out[group.nodes[group.keep]] = result[group.keep]
     return out
 
 
-def _run_by_place(
-    processor: PrefixConstrainedLogitsProcessor, flat: Tensor, paths: list[Tensor], places: int
+def _run_per_node(
+    processor: PrefixConstrainedLogitsProcessor, flat: Tensor, paths: list[Tensor], nodes: int
 ) -> Tensor:
-    """A user's grammar is asked about true prefixes only, never about a filler."""
-    answers = [
-        _hf.bind_row(processor, index // places)(path[None], flat[index : index + 1])
+    """Call a user's prefix constraint on true prefixes only, never on fillers."""
+    results = [
+        _hf.bind_row(processor, index // nodes)(path[None], flat[index : index + 1])
         for index, path in enumerate(paths)
     ]
-    return torch.cat(answers)
+    return torch.cat(results)
 
 
 def _no_ids(flat: Tensor) -> Tensor:  # (R, V) -> (R, 0)
@@ -281,8 +277,8 @@ def _widen(logits: Tensor) -> Tensor:
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
-def _as_setting(processor: LogitsProcessor, rank: int) -> tuple[int, str, Any] | None:
-    """The setting that a warper of rank below `rank` stands for; None where there is none."""
+def _to_setting(processor: LogitsProcessor, rank: int) -> tuple[int, str, Any] | None:
+    """The setting that equals a warper of rank below `rank`; None where there is none."""
     state = vars(processor)
     if state.get("filter_value", -float("inf")) != -float("inf"):
         return None
@@ -292,19 +288,19 @@ def _as_setting(processor: LogitsProcessor, rank: int) -> tuple[int, str, Any] |
         if type(processor) is warper and index < rank:
             value = state[attribute]
             if name == "top_p" and value == 0:
-                return None  # Hugging Face takes it for "the best token only"
+                return None  # Hugging Face treats it as "the best token only"
             return index, name, value if name == "top_k" else float(value)
     return None
 
 
 def _ignores_rows(processor: LogitsProcessor) -> bool:
-    """Whether it treats every row alike, so that rows may be dealt out freely."""
+    """Whether it treats every row alike, so that rows may be grouped freely."""
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return not isinstance(processor.prompt_ignore_length, Tensor)
     return type(processor) in _PREFIX_FREE | _ROW_FREE
 
 
-def _refuse_stateful(processor: LogitsProcessor) -> None:
+def _check_stateless(processor: LogitsProcessor) -> None:
     for base in type(processor).__mro__:
         if base.__name__ in _REFUSED_PROCESSORS:
             raise ValueError(
@@ -313,7 +309,7 @@ def _refuse_stateful(processor: LogitsProcessor) -> None:
             )
 
 
-# in the order of generate(): setting -> (warper, its attribute, the value that is off)
+# in the order of generate(): setting -> (warper, its attribute, neutral value)
 _WARPERS: dict[str, tuple[type[Any], str, float]] = {
     "temperature": (TemperatureLogitsWarper, "temperature", 1.0),
     "top_k": (TopKLogitsWarper, "top_k", 0),
@@ -344,7 +340,7 @@ _ROW_FREE: frozenset[type[Any]] = frozenset(
         MinNewTokensLengthLogitsProcessor,
         NoBadWordsLogitsProcessor,
         NoRepeatNGramLogitsProcessor,
-        PrefixConstrainedLogitsProcessor,  # it runs by place
+        PrefixConstrainedLogitsProcessor,  # runs per node
         SequenceBiasLogitsProcessor,
         SuppressTokensAtBeginLogitsProcessor,
         WatermarkLogitsProcessor,
@@ -356,12 +352,12 @@ DOUBLED = (
     "mmspec.distributions.sampling.guide before the distribution"
 )
 _REFUSED_PROCESSORS = {
-    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it keeps a key-value cache of its own that "
+    "UnbatchedClassifierFreeGuidanceLogitsProcessor": "it keeps its own key-value cache, which "
     f"cannot be rolled back; {DOUBLED}",
     "ClassifierFreeGuidanceLogitsProcessor": f"it halves the batch; {DOUBLED}",
     "DiaClassifierFreeGuidanceLogitsProcessor": f"it halves the batch; {DOUBLED}",
-    "SynthIDTextWatermarkLogitsProcessor": "it remembers the contexts that it has seen and cannot "
-    "forget a rejected draft; use WatermarkingConfig (a hash of the prefix), or remove it",
+    "SynthIDTextWatermarkLogitsProcessor": "it keeps the contexts of earlier calls and cannot "
+    "drop a rejected draft; use WatermarkingConfig (a hash of the prefix), or remove it",
     "DiaEOSDelayPatternLogitsProcessor": "it counts steps since the end of each row and cannot "
-    "forget a rejected draft; remove it from the logits processors",
+    "drop a rejected draft; remove it from the logits processors",
 }

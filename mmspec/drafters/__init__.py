@@ -1,1 +1,1 @@
-"""Where drafts come from, one source per file."""
+"""Drafters."""

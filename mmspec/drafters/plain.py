@@ -1,4 +1,4 @@
-"""No drafter at all."""
+"""No drafter: plain decoding."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
 
 
-class Silent(Drafter):
-    """Proposes nothing: every round is one plain decoding step."""
+class NoDraft(Drafter):
+    """Propose nothing: every round is one plain decoding step."""
 
     kinds: ClassVar[tuple[Kind, ...]] = tuple(Kind)
 
     def propose(self, context: Context, state: None) -> Draft:
-        return context.nothing()
+        return context.empty_draft()
 
 
 def no_drafter(kit: Kit) -> Drafter:
-    """Nothing is drafted."""
-    return Silent()
+    """No draft."""
+    return NoDraft()

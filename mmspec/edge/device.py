@@ -1,4 +1,4 @@
-"""The device's side: drafts of the small model, sent where it is unsure of them."""
+"""Device side: drafts of the small model, sent to the service where it is uncertain."""
 
 from __future__ import annotations
 
@@ -14,36 +14,37 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.api import Accelerated, accelerate
+from mmspec.accelerated import Accelerated
+from mmspec.api import accelerate
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Gate, Round, Scores, Verdict
 from mmspec.edge.messages import (
     BEGIN,
     CHECK,
-    DRAFTED,
     HELLO,
-    RANKS,
-    Garbled,
-    best_of,
+    MAX_DRAFT_TOKENS,
+    MAX_RANKS,
+    InvalidMessage,
+    check_best_ids,
     pack,
     parse,
 )
-from mmspec.errors import is_whole
+from mmspec.errors import is_integer
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 from mmspec.verifiers.entropy_gate import EntropyGate
 
 log = logging.getLogger("mmspec")
-ANSWER = 1 << 20  # most bytes of an answer
+MAX_RESPONSE_BYTES = 1 << 20  # of one response
 
 
-class Unreachable(Exception):
-    """The service gave no answer that can be used."""
+class ServiceUnavailable(Exception):
+    """The service gave no usable response."""
 
 
 @dataclass(eq=False)
 class Link:
-    """A service, and what went over the wire."""
+    """Connection to a service, with counts of calls and bytes."""
 
     url: str
     token: str = field(repr=False)
@@ -54,167 +55,176 @@ class Link:
 
     def __post_init__(self) -> None:
         if urllib.parse.urlsplit(self.url).scheme not in ("http", "https"):
-            raise ValueError(f"url={self.url!r} is no address; give one, http://127.0.0.1:8765")
+            raise ValueError(
+                f"url={self.url!r} is not an http(s) address; give one such as http://127.0.0.1:8765"
+            )
         if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s={self.timeout_s} waits for nothing; give seconds")
+            raise ValueError(f"timeout_s={self.timeout_s} must be above 0; give seconds")
 
-    def ask(self, path: str, body: bytes) -> dict[str, Any]:
-        """Send and wait. Raises Unreachable, saying why."""
+    def post(self, path: str, body: bytes) -> dict[str, Any]:
+        """Send a request and return the response. Raises ServiceUnavailable with the reason."""
         address = self.url.rstrip("/") + path
         headers = {"Authorization": f"Bearer {self.token}"}
         request = urllib.request.Request(address, data=body, headers=headers, method="POST")
         self.sent_bytes += len(body)
         self.calls += 1
         try:
-            with urllib.request.urlopen(request, timeout=self.timeout_s) as answer:
-                told = answer.read(ANSWER + 1)
+            with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
+                content = response.read(MAX_RESPONSE_BYTES + 1)
         except urllib.error.HTTPError as error:
-            said = error.read(200).decode(errors="replace")
-            raise Unreachable(f"{error.code} {said or error.reason}") from None
-        except Exception as error:  # whatever a network does
-            raise Unreachable(f"{type(error).__name__}: {error}") from None
-        self.received_bytes += len(told)
-        if len(told) > ANSWER:
-            raise Unreachable(f"an answer of more than {ANSWER} bytes")
+            detail = error.read(200).decode(errors="replace")
+            raise ServiceUnavailable(f"{error.code} {detail or error.reason}") from None
+        except Exception as error:  # any network failure
+            raise ServiceUnavailable(f"{type(error).__name__}: {error}") from None
+        self.received_bytes += len(content)
+        if len(content) > MAX_RESPONSE_BYTES:
+            raise ServiceUnavailable(f"a response of more than {MAX_RESPONSE_BYTES} bytes")
         try:
-            return parse(told)
-        except Garbled as error:
-            raise Unreachable(str(error)) from None
+            return parse(content)
+        except InvalidMessage as error:
+            raise ServiceUnavailable(str(error)) from None
 
 
 @dataclass(eq=False)
-class Talk:
-    """One request, as far as the service has been told of it."""
+class RemoteRequest:
+    """State of one request at the service."""
 
     link: Link
     inputs: Mapping[str, Tensor]
-    room: int
+    max_new_tokens: int
     name: str | None = None
-    told: list[int] = field(default_factory=list)  # new tokens that it knows, per row
-    sent: Draft | None = None  # what it ranked last
+    sent_lengths: list[int] = field(default_factory=list)  # new tokens sent so far, per row
+    sent: Draft | None = None  # the last ranked draft
     accepted: list[int] = field(default_factory=list)
-    best: list[list[list[int]]] = field(default_factory=list)  # its answer
+    best: list[list[list[int]]] = field(default_factory=list)  # ranked ids of the last draft
     is_down: bool = False
 
     def rank(self, context: Context, draft: Draft, ranks: int, size: int) -> None:
-        """Send a draft, and all that was kept since the last one. Raises Unreachable."""
+        """Send a draft and the tokens accepted since the last one. Raises ServiceUnavailable."""
         if self.name is None:
-            found = self.link.ask(f"{BEGIN}?room={self.room}", pack(self.inputs)).get("request")
+            found = self.link.post(f"{BEGIN}?room={self.max_new_tokens}", pack(self.inputs)).get(
+                "request"
+            )
             if not isinstance(found, str):
-                raise Unreachable("an answer without the name of a request")
-            self.name, self.told = found, [0] * context.batch
+                raise ServiceUnavailable("a response without the id of a request")
+            self.name, self.sent_lengths = found, [0] * context.batch
             self.accepted = [0] * context.batch
         lengths = draft.mask.sum(-1).tolist() if draft.nodes else [0] * draft.batch
         drafted = [row[:n] for row, n in zip(draft.tokens.tolist(), lengths, strict=True)]
-        new = context.emitted()
+        new = context.generated_tokens()
         message = {
             "request": self.name,
             "accepted": self.accepted,
-            "tokens": [row[known:] for row, known in zip(new, self.told, strict=True)],
+            "tokens": [row[known:] for row, known in zip(new, self.sent_lengths, strict=True)],
             "draft": drafted,
             "ranks": ranks,
         }
-        answer = self.link.ask(CHECK, json.dumps(message).encode())
+        response = self.link.post(CHECK, json.dumps(message).encode())
         try:
-            self.best = best_of(answer.get("best"), drafted, ranks, size)
-        except Garbled as error:
-            raise Unreachable(str(error)) from None
-        self.told = [len(row) for row in new]
+            self.best = check_best_ids(response.get("best"), drafted, ranks, size)
+        except InvalidMessage as error:
+            raise ServiceUnavailable(str(error)) from None
+        self.sent_lengths = [len(row) for row in new]
         self.sent, self.accepted = draft, [0] * context.batch
 
 
 @dataclass(frozen=True)
 class Escalation(Gate):
-    """Keep what the drafter is sure of; send the rest, and keep that too where nobody answers."""
+    """Accept drafts of low entropy; send others, and accept them too without a service."""
 
     threshold: float
     ranks: int
 
     def skip(self, context: Context, draft: Draft) -> Verdict | None:
-        kept = EntropyGate(self.threshold).skip(context, draft)
-        if kept is not None:
-            return kept
-        talk: Talk = context.shared["talk"]
-        if not talk.is_down:
+        verdict = EntropyGate(self.threshold).skip(context, draft)
+        if verdict is not None:
+            return verdict
+        remote: RemoteRequest = context.shared["remote_request"]
+        if not remote.is_down:
             try:
-                talk.rank(context, draft, self.ranks, context.vocabulary)
+                remote.rank(context, draft, self.ranks, context.vocabulary)
                 return None
-            except Unreachable as error:
-                talk.is_down = True
+            except ServiceUnavailable as error:
+                remote.is_down = True
                 log.warning(
                     "the service at %s cannot be used (%s); this device finishes the request alone",
-                    *(talk.link.url, error),
+                    *(remote.link.url, error),
                 )
         return EntropyGate(float("inf")).skip(context, draft)
 
 
 @dataclass(frozen=True)
 class RemoteTarget:
-    """What the service says of a draft, as a target: the `ranks` best ids of every place.
+    """The service as a target: the `ranks` best token ids at every position of a draft.
 
-    Greedy decoding only, without processors: those would have to run there. Other tokens than the
-    best count as impossible, which is all that a `RankLimit` of as many ranks asks.
+    Greedy decoding only, without logits processors, which the service does not run. All other
+    tokens are impossible, which suffices for a `RankLimit` of as many ranks.
     """
 
     local: CausalTarget
     link: Link
     ranks: int
-    wants: ClassVar[frozenset[str]] = frozenset()
+    required_features: ClassVar[frozenset[str]] = frozenset()
 
     @property
     def backbone(self) -> Any:
         return self.local.backbone
 
     def prefill(self, request: Request) -> Context:
-        """Nothing is read, nothing is sent. Raises ValueError for sampling and encoder states."""
+        """Prepare a request without reading or sending it. Raises ValueError for sampling."""
         sampling = request.sampling
-        if sampling.do_sample or sampling.processors or sampling.places:
+        if sampling.do_sample or sampling.processors or sampling.position_processors:
             raise ValueError(
                 "the service decodes greedily, without logits processors; drop temperature and "
-                "the settings that change scores, or use the recipe ugsd with the target here"
+                "the settings that change scores, or use the recipe ugsd with a local target"
             )
         given = dict(request.inputs)
-        if given.get("encoder_outputs") is not None:  # the small model's; the service has its own
+        if given.get("encoder_outputs") is not None:  # of the small model
             features = {n: v for n, v in request.drafter_inputs.items() if v is not None}
             if not features:
                 raise ValueError(
-                    "the service encodes for itself, and encoder_outputs are what the small model "
-                    "made; give the features"
+                    "the service runs its own encoder, and encoder_outputs are the small model's; "
+                    "give the features"
                 )
             given |= features
         tensors = {n: v for n, v in given.items() if isinstance(v, Tensor)}
         context = self.local.prefill(request)
-        shared = {**context.shared, "talk": Talk(self.link, tensors, request.room)}
+        shared = {
+            **context.shared,
+            "remote_request": RemoteRequest(self.link, tensors, request.max_new_tokens),
+        }
         return replace(context, shared=shared)
 
     def score(self, context: Context, draft: Draft) -> Scores:
-        """What was answered about this draft. Raises ValueError where nobody was asked."""
-        talk: Talk = context.shared["talk"]
-        if talk.sent is not draft:
+        """Return the service's ranks of this draft. Raises ValueError where it was not sent."""
+        remote: RemoteRequest = context.shared["remote_request"]
+        if remote.sent is not draft:
             raise ValueError(
-                "the small model drafts nothing any more and the service gives no answer, so "
-                "nobody can say the next token"
+                "the small model drafted nothing and the service is unavailable, so there is no "
+                "next token; try again when the service runs"
             )
-        places = draft.nodes + 1
-        scores = torch.full((draft.batch, places, context.vocabulary), -torch.inf)
-        for row, told in enumerate(talk.best):
-            filled = told + [told[-1]] * (places - len(told))  # of places that are padding
-            for place, ids in enumerate(filled):
-                scores[row, place, ids] = torch.arange(len(ids), 0, -1.0)
+        positions = draft.nodes + 1
+        scores = torch.full((draft.batch, positions, context.vocabulary), -torch.inf)
+        for row, best in enumerate(remote.best):
+            padded = best + [best[-1]] * (positions - len(best))
+            for index, ids in enumerate(padded):
+                scores[row, index, ids] = torch.arange(len(ids), 0, -1.0)
         position = context.position()
         if draft.nodes:
-            position = torch.cat((position, position + 1 + draft.places()), 1)
+            position = torch.cat((position, position + 1 + draft.relative_positions()), 1)
         return Scores(Categorical(scores.to(context.device), hard=True), position)
 
-    def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
-        """Note what was kept; the service is told with the next draft."""
-        talk: Talk = context.shared["talk"]
-        if kept.calls:
-            talk.accepted = [len(path) for path in kept.path]
-        for history, tokens in zip(context.history, kept.tokens, strict=True):
+    def keep(self, context: Context, draft: Draft, round_: Round) -> Context:
+        """Record accepted tokens; they are sent with the next draft."""
+        remote: RemoteRequest = context.shared["remote_request"]
+        if round_.calls:
+            remote.accepted = [len(path) for path in round_.path]
+        for history, tokens in zip(context.history, round_.tokens, strict=True):
             history.extend(tokens)
-        skipped = context.skipped + 1 if kept.skips else 0
-        return replace(context, scores=None, finished=kept.finished, skipped=skipped)
+        skipped = context.num_unverified_rounds + 1 if round_.is_unverified else 0
+        return replace(
+            context, scores=None, finished=round_.finished, num_unverified_rounds=skipped
+        )
 
 
 def connect(
@@ -227,20 +237,22 @@ def connect(
     timeout_s: float = 10.0,
     **parts: Any,
 ) -> Accelerated:
-    """A small model here whose unsure blocks are checked by a service (UGSD, Xue et al. 2026).
+    """Accelerate a small model whose uncertain blocks a service verifies (UGSD, Xue et al. 2026).
 
-    `tau_h` in nats and `ranks` are those of the recipe `ugsd`; `parts` are as `accelerate` takes
-    them. A service that is down, slow or talks nonsense is reported once per request, and the
-    device finishes alone: nothing is lost. `link_of(fast)` counts calls and bytes.
+    `tau_h` (nats) and `ranks` are options of the recipe `ugsd`; `parts` are those of `accelerate`.
+    A service that is down, slow or sends invalid responses is reported once per request, and the
+    device finishes the request alone. `link_of(fast)` counts calls and bytes.
 
-    Raises ValueError for an address that is none, for more ranks or longer drafts than a service
-    takes, and for a service of another vocabulary.
+    Raises ValueError for an invalid address, for more ranks or longer drafts than a service
+    accepts, and for a service with another vocabulary.
     """
-    if is_whole(ranks) and ranks > RANKS:
-        raise ValueError(f"ranks={ranks}, but a service tells {RANKS} at most; give fewer")
+    if is_integer(ranks) and ranks > MAX_RANKS:
+        raise ValueError(f"ranks={ranks}, but a service returns {MAX_RANKS} at most; give fewer")
     length: Any = parts.get("length")
-    if is_whole(length) and length > DRAFTED:
-        raise ValueError(f"length={length}, but a service checks {DRAFTED} at most; give fewer")
+    if is_integer(length) and length > MAX_DRAFT_TOKENS:
+        raise ValueError(
+            f"length={length}, but a service checks {MAX_DRAFT_TOKENS} at most; give fewer"
+        )
     link = Link(url, token, timeout_s)
     fast = accelerate(model, "ugsd", drafter=model, tau_h=tau_h, ranks=ranks, **parts)
     bound = fast.session.bound
@@ -252,18 +264,18 @@ def connect(
 
 def _check_service(link: Link, vocabulary: int) -> None:
     try:
-        theirs = link.ask(HELLO, b"").get("vocabulary")
-    except Unreachable as error:
-        log.warning("the service at %s does not answer yet (%s)", link.url, error)
+        size = link.post(HELLO, b"").get("vocabulary")
+    except ServiceUnavailable as error:
+        log.warning("the service at %s does not respond yet (%s)", link.url, error)
         return
-    if theirs != vocabulary:
+    if size != vocabulary:
         raise ValueError(
-            f"the service at {link.url} speaks {theirs} tokens and this model {vocabulary}; the "
-            "two need one tokenizer"
+            f"the service at {link.url} has {size} tokens and this model {vocabulary}; both "
+            "need the same tokenizer"
         )
 
 
 def link_of(fast: Accelerated) -> Link:
-    """Calls and bytes of a connected model so far."""
+    """Return the connection of a model, with its calls and bytes so far."""
     target: RemoteTarget = fast.session.bound.target
     return target.link

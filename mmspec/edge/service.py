@@ -1,4 +1,4 @@
-"""The target's side: a small web service that ranks what a device drafted."""
+"""Server side: a small web service that ranks drafted tokens by the target."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from torch import Tensor
 from mmspec import registry
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Sampling
-from mmspec.draft import Draft, Kind, Round, Verdict, categorical
+from mmspec.draft import Draft, Kind, Round, Verdict, as_categorical
 from mmspec.edge.messages import (
     BEGIN,
     CHECK,
-    DRAFTED,
     HELLO,
-    LARGEST,
-    RANKS,
-    ROWS,
-    Garbled,
+    MAX_BODY_BYTES,
+    MAX_DRAFT_TOKENS,
+    MAX_RANKS,
+    MAX_ROWS,
+    InvalidMessage,
+    check_id_rows,
     parse,
-    rows_of_ids,
     unpack,
 )
 from mmspec.recipes import get
@@ -35,125 +35,131 @@ from mmspec.targets.readers.visual import check_request
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 
-SENDERS = (ValueError, TypeError, RuntimeError, IndexError)  # errors of what was sent
+CLIENT_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)  # raised for invalid input
 
 
 @dataclass
-class _Talk:
-    """One request of a device, as far as it has been told."""
+class _DeviceRequest:
+    """State of one request of a device."""
 
     context: Context
-    room: int
-    drafted: list[list[int]] = field(default_factory=list)  # what was ranked last
+    max_new_tokens: int
+    drafted: list[list[int]] = field(default_factory=list)  # the last ranked draft
 
 
 class Service:
-    """Ranks drafts by one model; keeps the newest `most` requests in memory.
+    """Ranks drafts by one model; keeps the newest `max_requests` requests in memory.
 
-    `begin` takes the tensors of a request, `check` what was kept since and what is drafted. Both
-    raise Garbled for messages that make no sense, KeyError for requests that are not (any longer)
-    known. One forward at a time.
+    `begin` takes the tensors of a request, `check` the tokens accepted since and a new draft. Both
+    raise InvalidMessage for invalid messages, and KeyError for unknown or dropped requests. One
+    forward at a time.
     """
 
-    def __init__(self, model: Any, most: int = 8) -> None:
+    def __init__(self, model: Any, max_requests: int = 8) -> None:
         owner = registry.find_modality(model, None)
         session: Any = registry.plug(owner).session(model, get("plain"), None, {})
         self.reader = session.bound.backbone
-        self.prepared = session.text.prepared
+        self.prepare_inputs = session.text.prepare_inputs
         self.check_inputs = session.text.check
-        self.target = CausalTarget(self.reader, late=True)
-        self.most = most
-        self.talks: OrderedDict[str, _Talk] = OrderedDict()
+        self.target = CausalTarget(self.reader, defers_prefill=True)
+        self.max_requests = max_requests
+        self.requests: OrderedDict[str, _DeviceRequest] = OrderedDict()
         self.lock = threading.Lock()
 
     @property
-    def about(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         return {"model": type(self.reader.model).__name__, "vocabulary": self.reader.vocabulary}
 
     @torch.no_grad()
-    def begin(self, tensors: Mapping[str, Tensor], room: int) -> str:
-        """Note a request; its prompt is read with the first draft. Returns its name.
+    def begin(self, tensors: Mapping[str, Tensor], max_new_tokens: int) -> str:
+        """Store a request, whose prompt is read with the first draft; return its id.
 
-        Tensors are named as `Request.inputs`: of an encoder-decoder `input_ids` are the decoder's.
+        Tensors are named as in `Request.inputs`; `input_ids` of an encoder-decoder are those of
+        the decoder.
         """
         shape = tensors["input_ids"].shape if "input_ids" in tensors else ()
-        if len(shape) != 2 or not 0 < shape[0] <= ROWS or not shape[1]:
-            raise Garbled(f"a request needs input_ids (rows, tokens) of 1 to {ROWS} rows")
-        here = {name: value.to(self.reader.device) for name, value in tensors.items()}
+        if len(shape) != 2 or not 0 < shape[0] <= MAX_ROWS or not shape[1]:
+            raise InvalidMessage(
+                f"a request needs input_ids (rows, tokens) of 1 to {MAX_ROWS} rows"
+            )
+        given = {name: value.to(self.reader.device) for name, value in tensors.items()}
         try:
-            self.check_inputs(here)
-            inputs = here if isinstance(self.reader, EncoderDecoder) else self.prepared(here)
+            self.check_inputs(given)
+            inputs = (
+                given if isinstance(self.reader, EncoderDecoder) else self.prepare_inputs(given)
+            )
             check_request(self.reader.model, self.reader.family, inputs)
-        except SENDERS as error:
-            raise Garbled(str(error)) from None
+        except CLIENT_ERRORS as error:
+            raise InvalidMessage(str(error)) from None
         rows = len(inputs["input_ids"])
-        noise = KeyedNoise.seeded(0, rows, self.reader.device)
+        noise = KeyedNoise.from_seed(0, rows, self.reader.device)
         name = secrets.token_urlsafe(16)
         with self.lock:
-            context = self.target.prefill(Request(inputs, Sampling(), noise, room))
-            self.talks[name] = _Talk(context, room)
-            while len(self.talks) > self.most:
-                self.talks.popitem(last=False)
+            context = self.target.prefill(Request(inputs, Sampling(), noise, max_new_tokens))
+            self.requests[name] = _DeviceRequest(context, max_new_tokens)
+            while len(self.requests) > self.max_requests:
+                self.requests.popitem(last=False)
         return name
 
     @torch.no_grad()
     def check(self, message: Mapping[str, Any]) -> list[list[list[int]]]:
-        """The best ids behind the context and behind every drafted token, per row."""
+        """Return the best ids after the context and after every drafted token, per row."""
         with self.lock:
             name = message.get("request")
-            talk = self.talks[name] if isinstance(name, str) else None
-            if talk is None:
-                raise Garbled("request is no name")
-            self.talks.move_to_end(str(name))
+            request = self.requests[name] if isinstance(name, str) else None
+            if request is None:
+                raise InvalidMessage("request is not an id")
+            self.requests.move_to_end(str(name))
             try:
-                return self._ranked(talk, message)
+                return self._rank(request, message)
             except Exception as error:
-                del self.talks[str(name)]  # nobody knows what was kept of it
-                if isinstance(error, SENDERS):  # a prompt is read here for the first time
-                    raise Garbled(str(error)) from error
+                del self.requests[str(name)]  # its state is unknown
+                if isinstance(error, CLIENT_ERRORS):  # the prompt is read by the first check
+                    raise InvalidMessage(str(error)) from error
                 raise
 
-    def _ranked(self, talk: _Talk, message: Mapping[str, Any]) -> list[list[list[int]]]:
-        rows, size = talk.context.batch, self.reader.vocabulary
+    def _rank(self, request: _DeviceRequest, message: Mapping[str, Any]) -> list[list[list[int]]]:
+        rows, size = request.context.batch, self.reader.vocabulary
         ranks = message.get("ranks")
-        if type(ranks) is not int or not 1 <= ranks <= min(RANKS, size):
-            raise Garbled(f"ranks is no number from 1 to {min(RANKS, size)}")
-        tokens = rows_of_ids(message.get("tokens"), rows, talk.room, size, "tokens")
-        drafted = rows_of_ids(message.get("draft"), rows, DRAFTED, size, "draft")
+        if type(ranks) is not int or not 1 <= ranks <= min(MAX_RANKS, size):
+            raise InvalidMessage(f"ranks is not a number from 1 to {min(MAX_RANKS, size)}")
+        tokens = check_id_rows(message.get("tokens"), rows, request.max_new_tokens, size, "tokens")
+        drafted = check_id_rows(message.get("draft"), rows, MAX_DRAFT_TOKENS, size, "draft")
         accepted = message.get("accepted")
         if not isinstance(accepted, list) or len(accepted) != rows:
-            raise Garbled(f"accepted has no {rows} numbers")
-        before = talk.drafted or [[]] * rows
+            raise InvalidMessage(f"accepted has no {rows} numbers")
+        before = request.drafted or [[]] * rows
         for count, row, new in zip(accepted, before, tokens, strict=True):
             if type(count) is not int or not 0 <= count <= len(row) or row[:count] != new[:count]:
-                raise Garbled("accepted is not a beginning of what was drafted and kept")
+                raise InvalidMessage("accepted is not a common prefix of draft and tokens")
+        limit = request.max_new_tokens
         if any(
-            talk.context.generated(row) + len(new) > talk.room for row, new in enumerate(tokens)
+            request.context.num_generated(row) + len(new) > limit for row, new in enumerate(tokens)
         ):
-            raise Garbled(f"more than the {talk.room} tokens that were asked for")
-        self._keep(talk, accepted, tokens)
+            raise InvalidMessage(f"more than the {limit} tokens that were requested")
+        self._keep(request, accepted, tokens)
         draft = _chain(drafted, self.reader.device)
-        distribution = categorical(self.target.score(talk.context, draft).distribution)
-        talk.drafted = drafted
+        distribution = as_categorical(self.target.score(request.context, draft).distribution)
+        request.drafted = drafted
         best = _best(distribution.scores, ranks).tolist()
-        return [told[: len(row) + 1] for told, row in zip(best, drafted, strict=True)]
+        return [ids[: len(row) + 1] for ids, row in zip(best, drafted, strict=True)]
 
-    def _keep(self, talk: _Talk, accepted: list[int], tokens: list[list[int]]) -> None:
-        """Commit what the device kept of the last draft, and what it added by itself."""
-        rows, last = len(tokens), _chain(talk.drafted or [[]] * len(tokens), self.reader.device)
+    def _keep(self, request: _DeviceRequest, accepted: list[int], tokens: list[list[int]]) -> None:
+        """Commit the accepted part of the last draft, and the tokens that the device added."""
+        rows, last = len(tokens), _chain(request.drafted or [[]] * len(tokens), self.reader.device)
         count = torch.tensor(accepted)
-        kept = Round(
+        round_ = Round(
             index=0,
-            drafted=tuple(map(len, talk.drafted)),
+            drafted=tuple(map(len, request.drafted)),
             accepted=tuple(accepted),
             path=tuple(tuple(range(one)) for one in accepted),
             takes_next=(True,) * rows,
             tokens=tuple(map(tuple, tokens)),
             finished=(False,) * rows,
             verdict=Verdict(count[:, None], count, count),
-            calls=1 if talk.drafted else 0,
+            calls=1 if request.drafted else 0,
         )
-        talk.context = self.target.keep(talk.context, last, kept)
+        request.context = self.target.keep(request.context, last, round_)
 
 
 def _chain(rows: list[list[int]], device: torch.device) -> Draft:
@@ -166,24 +172,23 @@ def _chain(rows: list[list[int]], device: torch.device) -> Draft:
 
 
 def _best(scores: Tensor, ranks: int) -> Tensor:  # (B, M, V) -> (B, M, ranks) ids, best first
-    """Ties go to the lower id; nothing is sorted."""
-    left, found = scores.clone(), []
+    """Select the best ids without sorting; ties go to the lower id."""
+    remaining, found = scores.clone(), []
     for _ in range(ranks):
-        found.append(left.argmax(-1))
-        left.scatter_(-1, found[-1][..., None], -torch.inf)
+        found.append(remaining.argmax(-1))
+        remaining.scatter_(-1, found[-1][..., None], -torch.inf)
     return torch.stack(found, -1)
 
 
-def application(service: Service, token: str, largest: int = LARGEST) -> Any:
-    """The service as a FastAPI application.
+def create_app(service: Service, token: str, max_bytes: int = MAX_BODY_BYTES) -> Any:
+    """Make the FastAPI application of a service.
 
-    Whoever does not show `token` learns nothing (401), and messages of more than `largest` bytes
-    are not read to their end (413). Raises ValueError for a token of fewer than 16 characters, and
-    where FastAPI is not installed.
+    Requests without `token` are rejected (401), and so are bodies of more than `max_bytes` (413).
+    Raises ValueError for a token of fewer than 16 characters, and without FastAPI.
     """
     if len(token) < 16:
         raise ValueError(
-            f"a token of {len(token)} characters is guessed soon; give 16 or more, such as "
+            f"a token of {len(token)} characters is too easy to guess; give 16 or more, such as "
             "secrets.token_urlsafe()"
         )
     try:
@@ -195,49 +200,49 @@ def application(service: Service, token: str, largest: int = LARGEST) -> Any:
         ) from None
     app: Any = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
-    async def answered(request: Any, act: Any) -> Any:
-        shown = request.headers.get("authorization", "").encode()
-        if not secrets.compare_digest(shown, f"Bearer {token}".encode()):
+    async def respond(request: Any, handle: Any) -> Any:
+        given = request.headers.get("authorization", "").encode()
+        if not secrets.compare_digest(given, f"Bearer {token}".encode()):
             return Response(status_code=401)
         body = bytearray()
         async for piece in request.stream():
             body += piece
-            if len(body) > largest:
+            if len(body) > max_bytes:
                 return Response(status_code=413)
         try:
-            return await run_in_threadpool(act, bytes(body))
-        except Garbled as error:
+            return await run_in_threadpool(handle, bytes(body))
+        except InvalidMessage as error:
             return Response(str(error), status_code=422)
         except KeyError:
             return Response("no such request", status_code=404)
 
     async def hello(request: Any) -> Any:
-        return await answered(request, lambda _: service.about)
+        return await respond(request, lambda _: service.description)
 
     async def begin(request: Any) -> Any:
-        room = request.query_params.get("room", "")
-        if not room.isdecimal() or not 0 < int(room[:9]) <= 1 << 16:
-            return Response("room is no number of tokens", status_code=422)
-        return await answered(
-            request, lambda body: {"request": service.begin(unpack(body), int(room))}
+        count = request.query_params.get("room", "")
+        if not count.isdecimal() or not 0 < int(count[:9]) <= 1 << 16:
+            return Response("room is not a number of tokens from 1 to 65536", status_code=422)
+        return await respond(
+            request, lambda body: {"request": service.begin(unpack(body), int(count))}
         )
 
     async def check(request: Any) -> Any:
-        return await answered(request, lambda body: {"best": service.check(parse(body))})
+        return await respond(request, lambda body: {"best": service.check(parse(body))})
 
-    for path, act in ((HELLO, hello), (BEGIN, begin), (CHECK, check)):
-        act.__annotations__ = {"request": Request}
-        app.post(path)(act)
+    for path, handle in ((HELLO, hello), (BEGIN, begin), (CHECK, check)):
+        handle.__annotations__ = {"request": Request}
+        app.post(path)(handle)
     return app
 
 
 def serve(model: Any, token: str, host: str = "127.0.0.1", port: int = 8765, most: int = 8) -> None:
-    """Serve a model until interrupted; on this machine alone, unless `host` says otherwise.
+    """Serve a model until interrupted, by default to this machine only.
 
-    Whoever knows `token` may use it; the connection is not encrypted: put it behind a proxy that
-    does. Raises ValueError as `application` does.
+    `most` limits the requests in memory. Everyone who knows `token` may use the service. The
+    connection is not encrypted: put it behind a proxy that is. Raises ValueError as `create_app`.
     """
-    app = application(Service(model, most), token)
+    app = create_app(Service(model, most), token)
     import uvicorn
 
     uvicorn.run(app, host=host, port=port, log_level="warning")

@@ -1,7 +1,7 @@
-"""Published layouts of weights, one file each, and how each becomes a folder that loads here.
+"""Published weight formats, one module each, converted to folders that this package loads.
 
-The folder is the registry: a module here that has a `FORMAT` is a layout that `mmspec convert`
-reads and `mmspec export` may write, by the module's name with hyphens.
+The folder is the registry: every module with a `FORMAT` is a format that `mmspec convert` reads and
+`mmspec export` may write. Its name is the module's, with hyphens.
 """
 
 from __future__ import annotations
@@ -17,21 +17,21 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from mmspec._renamed import rename_attributes
 from mmspec.errors import unknown_message
 
-HELPERS = ("published", "head_files")  # modules that are no layout
+HELPERS = ("published", "head_files")  # modules that are not formats
 
 
 @dataclass(frozen=True)
 class Format:
-    """One layout.
+    """A published format of weights.
 
-    `files` say what each file holds, in their order; those in brackets may be left out. `options`
-    are what no file says: a name, and what it is. `convert` gets files and options, and returns
-    what `save_pretrained` writes as safetensors; it raises ValueError for names that are missing or
-    not of the layout, and for options that do not fit the weights. `export` gets a model and the
-    name of its target, and returns what is written, a `head_files.PublishedHead`; it raises
-    ValueError for what the layout has no word for.
+    `files` describe the files in order; those in brackets are optional. `options` (name ->
+    description) are settings that no file holds. `convert` takes files and options and returns a
+    model; it raises ValueError for missing or unknown weight names, and for options that do not fit
+    the weights. `export` takes a model and the name of its target and returns a
+    `head_files.PublishedHead`; it raises ValueError for settings that the format cannot express.
     """
 
     about: str
@@ -42,13 +42,13 @@ class Format:
 
 
 def names() -> list[str]:
-    """All layouts."""
+    """Names of all formats."""
     found = (one.name for one in iter_modules(__path__) if one.name not in HELPERS)
     return sorted(name.replace("_", "-") for name in found)
 
 
 def get(name: str) -> Format:
-    """The layout of that name. Raises ValueError naming the nearest one."""
+    """Return a format by name. Raises ValueError naming the nearest known one."""
     if name not in names():
         near = get_close_matches(name, names(), n=1)
         hint = f"; did you mean {near[0]!r}?" if near else ";"
@@ -57,33 +57,33 @@ def get(name: str) -> Format:
     return found
 
 
-def converted(name: str, files: Sequence[str | Path], **options: Any) -> Any:
-    """What files of a layout hold, as a model of this package.
+def convert(name: str, files: Sequence[str | Path], **options: Any) -> Any:
+    """Convert the files of a format into a model of this package.
 
-    Raises ValueError for another number of files, unknown options, and weights that do not fit.
+    Raises ValueError for a wrong number of files, unknown options, and weights that do not fit.
     """
-    layout, paths = get(name), [Path(file) for file in files]
-    least = len([one for one in layout.files if not one.startswith("[")])
-    if not least <= len(paths) <= len(layout.files):
+    found, paths = get(name), [Path(file) for file in files]
+    required = len([one for one in found.files if not one.startswith("[")])
+    if not required <= len(paths) <= len(found.files):
         raise ValueError(
-            f"format {name} has the files {', '.join(layout.files)}; {len(paths)} were given"
+            f"format {name} has the files {', '.join(found.files)}; {len(paths)} were given"
         )
-    unknown = sorted(set(options) - set(layout.options))
+    unknown = sorted(set(options) - set(found.options))
     if unknown:
-        raise ValueError(unknown_message(unknown, layout.options, f"format {name}"))
-    return layout.convert(paths, options)
+        raise ValueError(unknown_message(unknown, found.options, f"format {name}"))
+    return found.convert(paths, options)
 
 
-def exported(name: str, model: Any, folder: Path, target: str | None = None) -> Any:
-    """Write a model in a layout, as config.json and safetensors; returns what was written.
+def export(name: str, model: Any, folder: Path, target: str | None = None) -> Any:
+    """Write a model in a format, as config.json and safetensors; return what was written.
 
-    Raises ValueError for layouts that are only read, and for what one cannot hold.
+    Raises ValueError for formats that can only be read, and for models that one cannot express.
     """
-    layout = get(name)
-    if layout.export is None:
+    found = get(name)
+    if found.export is None:
         able = [one for one in names() if get(one).export is not None]
         raise ValueError(f"format {name} is only read; choose one of {', '.join(able)}")
-    made = layout.export(model, target)
+    made = found.export(model, target)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(dict(made.tensors), folder / made.file.name, {"format": "pt"})
     text = json.dumps({**made.config, "dtype": _dtype(made.tensors)}, indent=2)
@@ -94,3 +94,6 @@ def exported(name: str, model: Any, folder: Path, target: str | None = None) -> 
 def _dtype(tensors: Mapping[str, Any]) -> str:
     floats = [one.dtype for one in tensors.values() if one.is_floating_point()]
     return str(floats[0]).removeprefix("torch.")
+
+
+__getattr__ = rename_attributes(__name__, {"converted": "convert", "exported": "export"})

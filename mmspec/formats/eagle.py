@@ -1,7 +1,7 @@
-"""EAGLE and EAGLE-2 as their authors publish heads (Li et al. 2024): one layer, no head of its own.
+"""EAGLE and EAGLE-2 heads as published (Li et al. 2024): one layer, the target's output head.
 
-The embedding table in some files is the target's own and is left out; biases of q, k and v (Qwen2)
-come without one of o, which is zero then.
+Embedding tables in some files are the target's and are ignored. Biases of q, k and v (Qwen2) come
+without one of o, which is set to zero.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ from typing import Any
 
 from mmspec.formats.head_files import (
     PublishedHead,
+    build_head,
     check_head,
-    filled,
+    copy_tensors,
     head_format,
-    llama,
-    opened,
-    own_tensors,
-    shape,
+    llama_config,
+    open_head,
+    read_sizes,
 )
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 
@@ -31,42 +31,42 @@ PLAIN = {
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> FeatureHead:
-    """The head that a folder holds."""
-    return read(opened(files), "EAGLE")
+    """Convert the head in a folder."""
+    return build_eagle_head(open_head(files), "EAGLE")
 
 
-def read(found: PublishedHead, layout: str, **changes: Any) -> FeatureHead:
-    """A head whose configuration has `changes` beside what is published."""
+def build_eagle_head(found: PublishedHead, layout: str, **changes: Any) -> FeatureHead:
+    """Build a head from published weights; `changes` override its configuration."""
     config = FeatureHeadConfig(
-        **shape(found.config, found.file),
+        **read_sizes(found.config, found.file),
         num_hidden_layers=found.config.get("num_hidden_layers", 1),
         bias="fc.bias" in found.tensors,
         attention_bias="layers.0.self_attn.q_proj.bias" in found.tensors,
         **changes,
     )
-    head: FeatureHead = filled(lambda: FeatureHead(config), found, layout, IGNORED, ZERO)
+    head: FeatureHead = build_head(lambda: FeatureHead(config), found, layout, IGNORED, ZERO)
     return head
 
 
 def export(head: Any, target: str | None) -> PublishedHead:
-    """The head as vLLM, SGLang and the authors' code read it."""
+    """Export a head for vLLM, SGLang and the authors' code."""
     check_head(head, FeatureHead, "eagle", PLAIN)
-    return written(head)
+    return to_published(head)
 
 
-def written(head: FeatureHead) -> PublishedHead:
-    """The flat configuration, and weights without a bias that the layout lacks."""
-    tensors = own_tensors(head)
+def to_published(head: FeatureHead) -> PublishedHead:
+    """Return the flat configuration and the weights, without the bias that the format lacks."""
+    tensors = copy_tensors(head)
     for name in [one for one in tensors if one.endswith("o_proj.bias")]:
         if bool(tensors.pop(name).any()):
             raise ValueError(
-                f"{name} of this head is not zero, and engines read no such bias; train a head "
+                f"{name} of this head is not zero, and engines do not read it; train a head "
                 "with attention_bias=False"
             )
-    config = {**llama(head.config, "LlamaForCausalLMEagle"), "bias": head.config.bias}
+    config = {**llama_config(head.config, "LlamaForCausalLMEagle"), "bias": head.config.bias}
     return PublishedHead(config, tensors)
 
 
 FORMAT = head_format(
-    "EAGLE, EAGLE-2 (Li et al. 2024): heads of one layer on the last state.", convert, export
+    "EAGLE, EAGLE-2 (Li et al. 2024): one-layer heads on the last hidden state.", convert, export
 )

@@ -1,4 +1,4 @@
-"""Heads as their authors publish them: a folder with config.json and one file of weights."""
+"""Shared code of head formats: a folder with config.json and one file of weights."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from mmspec.formats import Format
-from mmspec.formats.published import check_known, weights
-from mmspec.models.folder import configuration
+from mmspec.formats.published import check_known, read_weights
+from mmspec.models.folder import read_json
 
 WEIGHTS = ("model.safetensors", "pytorch_model.bin")
 FILES = ("its folder, or config.json", "[the weights]")
@@ -26,11 +26,11 @@ _NEEDED = ("hidden_size", "intermediate_size", "num_attention_heads", "vocab_siz
 
 @dataclass(frozen=True)
 class PublishedHead:
-    """A head under the names of a layout: what is read, and what is written."""
+    """Configuration and weights of a head under the names of a format."""
 
     config: Mapping[str, Any]
     tensors: Mapping[str, Tensor]
-    file: Path = Path("model.safetensors")  # the weights, for errors
+    file: Path = Path("model.safetensors")  # of the weights
 
 
 def head_format(
@@ -39,12 +39,12 @@ def head_format(
     export: Callable[[Any, str | None], PublishedHead] | None = None,
     **options: str,
 ) -> Format:
-    """A layout of heads; `options` are what no file says, and what each is."""
+    """Make a format of heads; `options` map settings that no file holds to descriptions."""
     return Format(about, FILES, convert, options, export)
 
 
-def opened(paths: Sequence[Path], names: Sequence[str] = WEIGHTS) -> PublishedHead:
-    """A folder, or its two files. Raises ValueError for what is not there, or needs code."""
+def open_head(paths: Sequence[Path], names: Sequence[str] = WEIGHTS) -> PublishedHead:
+    """Read a folder, or its two files. Raises ValueError for missing files and unsafe pickles."""
     first = paths[0]
     folder = first if first.is_dir() else first.parent
     file = first / "config.json" if first.is_dir() else first
@@ -52,18 +52,18 @@ def opened(paths: Sequence[Path], names: Sequence[str] = WEIGHTS) -> PublishedHe
         raise ValueError(f"there is no {file}; give the folder as it was downloaded")
     there = [folder / name for name in names if (folder / name).is_file()]
     found = paths[1] if len(paths) > 1 else next(iter(there), folder / names[0])
-    return PublishedHead(configuration(file), weights(found), found)
+    return PublishedHead(read_json(file), read_weights(found), found)
 
 
-def shape(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
-    """Sizes and rotary positions as our configurations name them.
+def read_sizes(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
+    """Return sizes and rotary settings under this package's names.
 
-    Raises ValueError for sizes that are missing.
+    Raises ValueError for missing sizes.
     """
     missing = [name for name in _NEEDED if config.get(name) is None]
     if missing:
         raise ValueError(
-            f"the configuration beside {file} lacks {', '.join(missing)}; copy it again, or give a "
+            f"the configuration of {file} lacks {', '.join(missing)}; copy it again, or give a "
             "head of this layout"
         )
     own = {name: config[name] for name in _SHAPE if config.get(name) is not None}
@@ -72,44 +72,44 @@ def shape(config: Mapping[str, Any], file: Path) -> dict[str, Any]:
     kind = rope.pop("rope_type", None) or rope.pop("type", None) or "default"
     theta = rope.pop("rope_theta", None) or config.get("rope_theta") or 10_000.0
     rope.pop("type", None)
-    turned = {"rope_type": "default" if kind == "mrope" else kind, "rope_theta": theta, **rope}
+    rotary = {"rope_type": "default" if kind == "mrope" else kind, "rope_theta": theta, **rope}
     positions = {"positions": "mrope"} if rope.get("mrope_section") else {}
     ids = dict.fromkeys(("pad_token_id", "bos_token_id", "eos_token_id"))
-    return {**own, **ids, **positions, "rope_parameters": turned}
+    return {**own, **ids, **positions, "rope_parameters": rotary}
 
 
-def filled(
+def build_head(
     make: Callable[[], Any],
     found: PublishedHead,
     layout: str,
     ignored: Collection[str] = (),
     zero: Collection[str] = (),
 ) -> Any:
-    """The head with the weights that were found under its own names, in their widest dtype.
+    """Build a head and load the weights found under its own names, in their widest dtype.
 
-    Patterns of names: `ignored` may be there and are left, `zero` may be missing and are zero. All
-    others raise ValueError where they are missing or have no place, and so do other shapes.
+    Weights that match a pattern in `ignored` are skipped; missing ones that match `zero` are set to
+    zero. Raises ValueError for all other missing or unknown names, and for wrong shapes.
     """
     with torch.random.fork_rng(devices=[]):
         head = make()
     own = head.state_dict()
-    kept = {name: one for name, one in found.tensors.items() if not _is_one_of(name, ignored)}
-    check_known(kept, own, found.file, layout)
-    lacking = sorted(name for name in own.keys() - kept.keys() if not _is_one_of(name, zero))
+    used = {name: one for name, one in found.tensors.items() if not _is_one_of(name, ignored)}
+    check_known(used, own, found.file, layout)
+    lacking = sorted(name for name in own.keys() - used.keys() if not _is_one_of(name, zero))
     if lacking:
         raise ValueError(
             f"{found.file} lacks {len(lacking)} weights of {layout} ({', '.join(lacking[:3])}); "
             "copy it again, or give a head of that layout"
         )
-    floats = [one.dtype for one in kept.values() if one.is_floating_point()]
+    floats = [one.dtype for one in used.values() if one.is_floating_point()]
     dtype = torch.float32 if len(set(floats)) > 1 else floats[0]
-    for name, one in kept.items():
+    for name, one in used.items():
         if one.shape != own[name].shape:
             raise ValueError(
                 f"{name} of {found.file} is {tuple(one.shape)}, and by its configuration "
-                f"{tuple(own[name].shape)}; give the config.json that lies beside it"
+                f"{tuple(own[name].shape)}; give the matching config.json"
             )
-    made = {name: kept.get(name, torch.zeros_like(one)) for name, one in own.items()}
+    made = {name: used.get(name, torch.zeros_like(one)) for name, one in own.items()}
     cast = {
         name: one.to(dtype) if own[name].is_floating_point() else one.to(own[name].dtype)
         for name, one in made.items()
@@ -118,31 +118,31 @@ def filled(
     return head.train(False)
 
 
-def renamed(tensors: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
-    """The same with another prefix."""
+def rename_prefix(tensors: Mapping[str, Tensor], old: str, new: str) -> dict[str, Tensor]:
+    """Return `tensors` with prefix `old` replaced by `new`."""
     return {
         f"{new}{name.removeprefix(old)}" if name.startswith(old) else name: one
         for name, one in tensors.items()
     }
 
 
-def refuse(config: Mapping[str, Any], unlike: Mapping[str, Any], file: Path) -> None:
-    """Refuse what this package computes otherwise: keys, and their only value. Raises ValueError.
+def check_values(config: Mapping[str, Any], supported: Mapping[str, Any], file: Path) -> None:
+    """Refuse settings other than the only supported value of each key. Raises ValueError.
 
-    A key that is missing has that value.
+    A missing key has its supported value.
     """
-    for name, only in unlike.items():
+    for name, only in supported.items():
         if config.get(name, only) != only:
             raise ValueError(
-                f"the head in {file} was trained with {name}={config[name]}, which is not computed "
-                f"here; only {name}={only} is"
+                f"the head in {file} was trained with {name}={config[name]}, which is not "
+                f"supported; only {name}={only} is"
             )
 
 
-def llama(config: Any, architecture: str) -> dict[str, Any]:
-    """The configuration of one Llama layer in the flat form that engines read.
+def llama_config(config: Any, architecture: str) -> dict[str, Any]:
+    """Return the configuration of Llama layers in the flat form that inference engines read.
 
-    Rotary positions stand in it twice: as transformers writes them, and as engines still read them.
+    Rotary settings are written twice: as transformers writes them, and in the older form.
     """
     rope = dict(config.rope_parameters)
     theta, kind = rope.pop("rope_theta", 10_000.0), rope.pop("rope_type", "default")
@@ -163,28 +163,28 @@ def llama(config: Any, architecture: str) -> dict[str, Any]:
     }
 
 
-def own_tensors(head: Any) -> dict[str, Tensor]:
-    """The weights of a head under its own names, each with memory of its own."""
+def copy_tensors(head: Any) -> dict[str, Tensor]:
+    """Copy the weights of a head, each into memory of its own."""
     return {name: one.detach().contiguous().clone() for name, one in head.state_dict().items()}
 
 
 def check_head(head: Any, kind: Any, layout: str, plain: Mapping[str, Any]) -> None:
-    """Refuse what a layout cannot hold: another head, or parts of another value.
+    """Refuse another kind of head, and settings that a format cannot express.
 
     Raises ValueError.
     """
     if not isinstance(head, kind):
         raise ValueError(
             f"format {layout} holds a {kind.__name__}, and this is a {type(head).__name__}; choose "
-            "another format, or keep it as it is, for this package alone"
+            "another format, or keep the folder as it is: this package reads it"
         )
     config: Any = head.config
     for name, only in plain.items():
         value = getattr(config, name)
         if value != only:
             raise ValueError(
-                f"this head has {name}={value!r}, and format {layout} has no word for that, only "
-                f"for {only!r}: whoever read it would draft otherwise; keep it as it is"
+                f"this head has {name}={value!r}, but format {layout} can only express {only!r}, "
+                "which would change its drafts; keep the folder as it is"
             )
 
 

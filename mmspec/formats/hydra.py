@@ -1,7 +1,7 @@
-"""Hydra and Hydra++ as their authors publish heads (Ankner et al. 2024): a pickle, a configuration.
+"""Hydra and Hydra++ heads as published (Ankner et al. 2024): a pickle and a configuration.
 
-The layer of Hydra++ has the sizes of its base model, which the configuration only names: they are
-read from that model's folder.
+The layer of Hydra++ has the sizes of its base model. The configuration only names that model, so
+the sizes are read from its folder.
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats.head_files import filled, head_format, opened, refuse, shape
-from mmspec.models.folder import configuration
+from mmspec.formats.head_files import build_head, check_values, head_format, open_head, read_sizes
+from mmspec.models.folder import read_json
 from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
 
 WEIGHTS = ("hydra_lm_head.safetensors", "hydra_lm_head.pt")
@@ -22,9 +22,9 @@ PREFIXED = "prefix_embeding_layer.norm.weight"
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> HydraHeads:
-    """The heads that a folder holds. Raises ValueError for Hydra++ without its base model."""
-    found = opened(files, WEIGHTS)
-    refuse(found.config, ONLY, found.file)
+    """Convert the heads in a folder. Raises ValueError for Hydra++ without its base model."""
+    found = open_head(files, WEIGHTS)
+    check_values(found.config, ONLY, found.file)
     for name in (FIRST, OUTPUT):
         if name not in found.tensors:
             raise ValueError(f"{found.file} lacks {name}; give heads of Hydra, grounded ones")
@@ -40,23 +40,23 @@ def convert(files: Sequence[Path], options: Mapping[str, Any]) -> HydraHeads:
         hydra_num_layers=(1 + max(int(place[2]) for place in places)) // 2,  # dropout between
         hydra_head_arch="prefix-mlp" if is_prefixed else "mlp",
     )
-    heads: HydraHeads = filled(lambda: HydraHeads(config), found, "Hydra", IGNORED)
+    heads: HydraHeads = build_head(lambda: HydraHeads(config), found, "Hydra", IGNORED)
     return heads
 
 
 def _base(folder: Any, file: Path) -> dict[str, Any]:
-    """The sizes of a layer of the base model. Raises ValueError where it is not given."""
+    """Read the layer sizes of the base model. Raises ValueError where it is not given."""
     there = Path(str(folder)) / "config.json"
     if folder is None or not there.is_file():
         raise ValueError(
-            f"{file} has a layer of its base model's sizes (Hydra++), which it does not say; give "
+            f"{file} has a layer of its base model's sizes (Hydra++), which the file lacks; give "
             "base= the folder of that model (its config.json is enough)"
         )
-    return shape(configuration(there), there)
+    return read_sizes(read_json(there), there)
 
 
 FORMAT = head_format(
-    "Hydra, Hydra++ (Ankner et al. 2024): heads that hear the tokens between.",
+    "Hydra, Hydra++ (Ankner et al. 2024): heads conditioned on earlier draft tokens.",
     convert,
-    base="Of Hydra++: the folder of its base model; config.json is enough.",
+    base="For Hydra++: the folder of its base model; config.json is enough.",
 )

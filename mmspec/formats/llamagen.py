@@ -1,10 +1,9 @@
-"""LlamaGen as published: a file of the language model, and one of the picture tokeniser VQ-16.
+"""LlamaGen as published (Sun et al. 2024): one file of the language model, one of VQ-16.
 
-Shapes say the sizes. They do not say how many heads share a width, nor for what size of picture a
-model was trained: published models are known by their width and depth, for others say `heads`;
-`side` is always said (256 pixels: 16, 384: 24, 512: 32). Sun et al. 2024; names, and sizes of the
-published models, as in the authors' code. No published file has been converted here: the layout is
-tested with small random weights under its names.
+Sizes are read from tensor shapes, which lack two of them. The number of heads is known for the
+published widths and depths; for other models give `heads`. The image size must always be given as
+`side` (256 pixels: 16, 384: 24, 512: 32). Names and sizes are those of the authors' code. No
+published file has been converted here: tests use small random weights under its names.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from mmspec.errors import check_number
 from mmspec.formats import Format
-from mmspec.formats.published import check_known, weights
+from mmspec.formats.published import check_known, read_weights
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
 from mmspec.models.llamagen_weights import from_public, to_public
 
@@ -33,15 +32,15 @@ HEADS = {  # of the published models: layers, width -> heads
     (24, 3200): 32,
     (32, 4096): 32,
 }
-UNREAD = r"encoder\..*|quant_conv\..*|quantize\.codebook_used"  # what decodes nothing
+UNREAD = r"encoder\..*|quant_conv\..*|quantize\.codebook_used"  # not used for decoding
 BUFFERS = r"freqs_cis|causal_mask|layers\.\d+\.attention\.kv_cache\..*"
 CLASSES, CAPTION = "cls_embedding.embedding_table.weight", "cls_embedding.uncond_embedding"
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> LlamaGenForImageGeneration:
-    """The model that the files hold, in the wider of their dtypes."""
-    found = _without(weights(files[0]), BUFFERS)
-    picture = _without(weights(files[1]), UNREAD) if len(files) > 1 else {}
+    """Convert the model in the files, in the wider of their dtypes."""
+    found = _without(read_weights(files[0]), BUFFERS)
+    picture = _without(read_weights(files[1]), UNREAD) if len(files) > 1 else {}
     config = _config(found, picture, options, files)
     with torch.device("meta"):
         blank = LlamaGenForImageGeneration(config)
@@ -67,7 +66,7 @@ def _config(
     options: Mapping[str, Any],
     files: Sequence[Path],
 ) -> LlamaGenConfig:
-    """The sizes, off the shapes. Raises ValueError for what is not there or not said."""
+    """Read the sizes from tensor shapes. Raises ValueError for missing tensors and options."""
     vocabulary, width = _shape(found, "tok_embeddings.weight", files[0])
     inner, _ = _shape(found, "layers.0.feed_forward.w1.weight", files[0])
     fused, _ = _shape(found, "layers.0.attention.wqkv.weight", files[0])
@@ -77,12 +76,12 @@ def _config(
     if rest or not 0 < keys <= heads or heads % keys:
         raise ValueError(
             f"heads={heads} do not fit a projection of {fused} rows for a width of {width}; give "
-            "the heads of this model"
+            "the number of heads of this model"
         )
     side = options.get("side")
     if side is None:
         raise ValueError(
-            "no file says for what size a LlamaGen was trained; give side= the codes along one "
+            "the image size of a LlamaGen is in none of its files; give side= the codes along one "
             "side: 16 for 256 pixels, 24 for 384, 32 for 512"
         )
     check_number("side", side, 1, whole=True, example=16)
@@ -99,15 +98,15 @@ def _config(
     )
 
 
-def _heads(said: Any, depth: int, width: int) -> int:
-    heads = HEADS.get((depth, width)) if said is None else said
+def _heads(given: Any, depth: int, width: int) -> int:
+    heads = HEADS.get((depth, width)) if given is None else given
     if heads is None:
         raise ValueError(
-            f"no published LlamaGen has {depth} layers of width {width}, and the weights do not "
-            "say their heads; give heads="
+            f"no published LlamaGen has {depth} layers of width {width}, and the number of heads "
+            "is not in the weights; give heads="
         )
     check_number("heads", heads, 1, whole=True, example=12)
-    if width % (4 * heads):  # a half of every head turns by the row, in pairs
+    if width % (4 * heads):  # half of every head is rotated by the row, in pairs
         raise ValueError(
             f"heads={heads} do not cut a width of {width} into heads of 4, 8, 12 ...; give others"
         )
@@ -115,7 +114,7 @@ def _heads(said: Any, depth: int, width: int) -> int:
 
 
 def _condition(found: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
-    """What stands before the picture; the last class stands for none."""
+    """Read the kind and size of the condition; the last class means none."""
     if CAPTION in found:
         slots, size = _shape(found, CAPTION, file)
         return {"condition": "caption", "condition_length": slots, "caption_size": size}
@@ -124,7 +123,7 @@ def _condition(found: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
 
 
 def _picture(found: Mapping[str, Tensor], file: Path) -> dict[str, Any]:
-    """The sizes of the tokeniser's decoding side; its blocks count from the deepest."""
+    """Read the sizes of the tokeniser's decoder, whose blocks count from the deepest level."""
     codes, size = _shape(found, "quantize.embedding.weight", file)
     latent, *_ = _shape(found, "post_quant_conv.weight", file)
     block = re.compile(r"decoder\.conv_blocks\.(\d+)\.res\.(\d+)\.")
@@ -152,10 +151,10 @@ def _shape(found: Mapping[str, Tensor], name: str, file: Path) -> tuple[int, ...
 
 FORMAT = Format(
     about="LlamaGen (Sun et al. 2024): the authors' .pt files.",
-    files=("the language model", "[the picture tokeniser]"),
+    files=("the language model", "[the image tokeniser]"),
     convert=convert,
     options={
-        "side": "Codes along one side of a picture: 16 for 256 pixels, 24 for 384, 32 for 512.",
-        "heads": "Attention heads, where the model is none of the published sizes.",
+        "side": "Codes along one side of an image: 16 for 256 pixels, 24 for 384, 32 for 512.",
+        "heads": "Attention heads, for models of other sizes than the published ones.",
     },
 )

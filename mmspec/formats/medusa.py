@@ -1,6 +1,6 @@
-"""Medusa as its authors publish heads (Cai et al. 2024): the heads alone, sizes in their shapes.
+"""Medusa heads as published (Cai et al. 2024): the heads alone.
 
-Released configurations count heads wrongly or hold no sizes, so all is read off the weights.
+Released configurations have wrong head counts or no sizes, so sizes are read from tensor shapes.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ from typing import Any
 
 from mmspec.formats.head_files import (
     PublishedHead,
+    build_head,
     check_head,
-    filled,
+    copy_tensors,
     head_format,
-    opened,
-    own_tensors,
+    open_head,
 )
 from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 
@@ -26,8 +26,8 @@ _NAME = re.compile(r"(\d+)\.(\d+)\.(linear\.weight|linear\.bias|weight)")
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> MedusaHeads:
-    """The heads that a folder holds. Raises ValueError for names of another layout."""
-    found = opened(files, WEIGHTS)
+    """Convert the heads in a folder. Raises ValueError for names of another format."""
+    found = open_head(files, WEIGHTS)
     tensors = {name.removeprefix(PREFIX): one for name, one in found.tensors.items()}
     parts = [one for one in map(_NAME.fullmatch, tensors) if one is not None]
     outputs = [one for one in parts if one[3] == "weight"]
@@ -43,20 +43,20 @@ def convert(files: Sequence[Path], options: Mapping[str, Any]) -> MedusaHeads:
         medusa_num_heads=1 + max(int(one[1]) for one in parts),
         medusa_num_layers=max(int(one[2]) for one in outputs),
     )
-    kept = PublishedHead(found.config, tensors, found.file)
-    heads: MedusaHeads = filled(lambda: MedusaHeads(config), kept, "Medusa")
+    published = PublishedHead(found.config, tensors, found.file)
+    heads: MedusaHeads = build_head(lambda: MedusaHeads(config), published, "Medusa")
     return heads
 
 
 def export(head: Any, target: str | None) -> PublishedHead:
-    """The heads as the authors' trainer writes them."""
+    """Export heads as the authors' trainer writes them."""
     check_head(head, MedusaHeads, "medusa", {})
     config = {
         "medusa_num_heads": head.config.medusa_num_heads,
         "medusa_num_layers": head.config.medusa_num_layers,
         "base_model_name_or_path": target,
     }
-    return PublishedHead(config, own_tensors(head), Path(WEIGHTS[0]))
+    return PublishedHead(config, copy_tensors(head), Path(WEIGHTS[0]))
 
 
 FORMAT = head_format(

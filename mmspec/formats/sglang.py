@@ -1,4 +1,4 @@
-"""EAGLE-3 heads as SGLang and SpecForge read them: id l is the state that leaves layer l."""
+"""EAGLE-3 heads of SGLang and SpecForge: layer id l means the output of layer l."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats.eagle_3 import listed, read, written
-from mmspec.formats.head_files import PublishedHead, check_head, head_format, opened
+from mmspec.formats.eagle_3 import build_eagle3_head, listed_layers, to_published
+from mmspec.formats.head_files import PublishedHead, check_head, head_format, open_head
 from mmspec.models.heads.eagle3 import Eagle3Head
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
-    """The head that a folder holds."""
-    found = opened(files)
-    ids = listed(found.config)
-    return read(found, None if ids is None else [one + 1 for one in ids], "EAGLE-3")
+    """Convert the head in a folder."""
+    found = open_head(files)
+    ids = listed_layers(found.config)
+    return build_eagle3_head(found, None if ids is None else [one + 1 for one in ids], "EAGLE-3")
 
 
 def export(head: Any, target: str | None) -> PublishedHead:
-    """The head with its layers as SGLang counts them; its embedding table is the target's.
+    """Export a head with SGLang's layer ids; the embedding table is the target's.
 
-    Raises ValueError where a layer would stand before the first one.
+    Raises ValueError for heads that tap the embeddings.
     """
     check_head(head, Eagle3Head, "sglang", {"target_hidden_size": None})
     taps = head.config.tapped_layers
@@ -30,11 +30,11 @@ def export(head: Any, target: str | None) -> PublishedHead:
             f"this head taps the embeddings (tapped_layers={list(taps)}), which SGLang cannot "
             "list; export it as vllm, or train one on layers from 1 on"
         )
-    return written(head, "sglang", None if taps is None else [one - 1 for one in taps])
+    return to_published(head, "sglang", None if taps is None else [one - 1 for one in taps])
 
 
 FORMAT = head_format(
-    "EAGLE-3 in the dialect of SGLang, SpecForge: listed layers are those states leave.",
+    "EAGLE-3 of SGLang and SpecForge: lists the layers whose outputs are fused.",
     convert,
     export,
 )

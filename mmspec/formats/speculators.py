@@ -1,6 +1,6 @@
 """EAGLE-3 heads in the format of the `speculators` library, which vLLM serves.
 
-The layer is `layers.0`, its configuration is nested, and layers are listed as vLLM counts them.
+The layer is named `layers.0`, its configuration is nested, and layer ids are vLLM's.
 """
 
 from __future__ import annotations
@@ -10,51 +10,51 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats.eagle_3 import IDS, ONLY, read, written
+from mmspec.formats.eagle_3 import IDS, ONLY, build_eagle3_head, to_published
 from mmspec.formats.head_files import (
     PublishedHead,
     check_head,
+    check_values,
     head_format,
-    opened,
-    refuse,
-    renamed,
+    open_head,
+    rename_prefix,
 )
 from mmspec.models.heads.eagle3 import Eagle3Head
 
 KIND, NESTED = "speculators_model_type", "transformer_layer_config"
 LAYER, OURS = "layers.0.", "midlayer."
 VERSION = "0.9.0"
-TOKENS = 5  # that an engine drafts a round, where it is not told
+TOKENS = 5  # default draft length of engines
 _FLAT = ("rope_theta", "rope_scaling", "architectures")
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
-    """The head that a folder holds. Raises ValueError for other kinds than EAGLE-3."""
-    found = opened(files)
+    """Convert the head in a folder. Raises ValueError for other kinds than EAGLE-3."""
+    found = open_head(files)
     kind, nested = found.config.get(KIND), found.config.get(NESTED)
     if kind != "eagle3" or not isinstance(nested, Mapping):
         raise ValueError(
-            f"the configuration beside {found.file} has {KIND}={kind!r}; only 'eagle3' with a "
-            f"{NESTED} is read here"
+            f"the configuration of {found.file} has {KIND}={kind!r}; only 'eagle3' with a "
+            f"{NESTED} is supported"
         )
-    refuse(found.config, {**ONLY, "norm_output": False}, found.file)
+    check_values(found.config, {**ONLY, "norm_output": False}, found.file)
     flat = {**nested, "target_hidden_size": found.config.get("target_hidden_size")}
     ids = found.config.get(IDS)
     left = {name: one for name, one in found.tensors.items() if not name.startswith("verifier_")}
-    tensors = renamed(left, LAYER, OURS)
-    return read(PublishedHead(flat, tensors, found.file), ids, "speculators' EAGLE-3")
+    tensors = rename_prefix(left, LAYER, OURS)
+    return build_eagle3_head(PublishedHead(flat, tensors, found.file), ids, "speculators' EAGLE-3")
 
 
 def export(head: Any, target: str | None) -> PublishedHead:
-    """The head with all that vLLM asks for. Raises ValueError without the name of a target."""
+    """Export a head with the fields that vLLM requires. Raises ValueError without a target name."""
     check_head(head, Eagle3Head, "speculators", {"positions": "keep"})
     is_name = target is not None and re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", target)
     if not is_name or Path(str(target)).exists():
         raise ValueError(
-            f"the format names the target by its name on a hub, and {target!r} is none that others "
-            "could load; give --target ORGANISATION/MODEL"
+            f"this format needs the target's hub name, and {target!r} is not one; give --target "
+            "ORGANISATION/MODEL"
         )
-    made = written(head, "speculators", None)
+    made = to_published(head, "speculators", None)
     layer = {name: value for name, value in made.config.items() if name not in _FLAT}
     size = layer.pop("draft_vocab_size")
     layer.pop("target_hidden_size", None)
@@ -77,7 +77,7 @@ def export(head: Any, target: str | None) -> PublishedHead:
         NESTED: layer,
         "tie_word_embeddings": False,
     }
-    return PublishedHead(config, renamed(made.tensors, OURS, LAYER))
+    return PublishedHead(config, rename_prefix(made.tensors, OURS, LAYER))
 
 
 FORMAT = head_format("EAGLE-3 in the format of speculators 0.9, for vLLM.", convert, export)

@@ -1,17 +1,17 @@
-"""Trained up- and down-sampler between the codes of a small picture and those of a large one.
+"""Trained up- and down-sampler between the image tokens of a small and a large image.
 
-Peruzzo et al. 2026 (MuLo-SD) train both through pixels. This one is trained on the codes: going up
-it says a distribution of every large code, which is what exact verification can make the most of. A
-large code is told from the small codes around its place and the large codes before it, near by:
+Peruzzo et al. 2026 (MuLo-SD) train both through pixels. This one is trained on codes: upsampling
+predicts a distribution of every large code, as exact verification needs. It is conditioned on the
+neighbouring small codes and the preceding large codes nearby:
 
-    small codes, no row below its own       large codes: those before it, `reach` around
+    small codes, no row below its own       large codes before it, within `reach`
 
         o o o                                   . . . . .
         o x o                                   . . . . .
         - - -                                   . . x - -
 
-Both ways are small networks that read one place at a time, all places at once. A picture's edge
-reads as a code of its own.
+Both directions are small networks applied to all positions in parallel. Positions outside the image
+have a code of their own.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PretrainedConfig, PreTrainedModel
 
-from mmspec.models.reading import read
+from mmspec.models.loading import load_model
 
-FOLDER = "resampler"  # where it lies within the folder of the draft model
+FOLDER = "resampler"  # subfolder of the draft model's folder
 
 
 class CodeResamplerConfig(PretrainedConfig):
-    """`ratio` large codes a side of a small one; `fine` and `coarse` codes in the two codebooks."""
+    """`ratio` large codes per side of a small one; codebooks of `fine` and `coarse` codes."""
 
     model_type = "code_resampler"
 
@@ -46,10 +46,10 @@ class CodeResamplerConfig(PretrainedConfig):
 
 
 class CodeResampler(PreTrainedModel):
-    """Codes of one size to distributions of codes of the other.
+    """Maps codes of one image size to distributions of codes of the other.
 
-    `fine_mark` and `coarse_mark` are the first components of both codebooks' vectors: they tell
-    codebooks apart, in whatever precision those are loaded.
+    `fine_mark` and `coarse_mark` are the first components of both codebooks' vectors: they identify
+    codebooks in any precision.
     """
 
     config: CodeResamplerConfig
@@ -64,7 +64,7 @@ class CodeResampler(PreTrainedModel):
         self.small = nn.Embedding(config.coarse + 1, config.small_width)
         self.large = nn.Embedding(config.fine + 1, config.large_width)
         near = 7 * config.small_width + len(_before(config.reach)) * config.large_width
-        self.spot = nn.Embedding(cells, config.small_width)  # where in its small cell
+        self.spot = nn.Embedding(cells, config.small_width)  # position within the small cell
         self.enter = nn.Linear(near, width)
         self.think = nn.Linear(width, width)
         self.say = nn.Linear(width, config.fine)
@@ -75,24 +75,26 @@ class CodeResampler(PreTrainedModel):
         self.post_init()  # type: ignore[no-untyped-call]
 
     def _init_weights(self, module: nn.Module) -> None:
-        """As torch begins them: the small numbers that suit deep models would learn slowly here."""
+        """Keep torch's initialisation: the smaller one for deep models trains slowly here."""
 
     def up(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor:
         """Logits (B, ratio, W, fine) of the codes below row `row` (B,) of `small` (B, h, w).
 
-        Of `large` (B, H, W) only what stands before each code counts.
+        Of `large` (B, H, W) only codes before each one are read.
         """
-        return self.told(self.near(small, large, row))
+        return self.predict(self.gather_context(small, large, row))
 
-    def told(self, near: Tensor) -> Tensor:  # (..., F) -> (..., fine)
-        """Logits of codes by what is near them."""
-        near = functional.dropout(near, self.config.dropout, self.training)
-        inner = functional.silu(self.enter(near))
+    def predict(self, context: Tensor) -> Tensor:  # (..., F) -> (..., fine)
+        """Logits of codes from their contexts."""
+        context = functional.dropout(context, self.config.dropout, self.training)
+        inner = functional.silu(self.enter(context))
         logits: Tensor = self.say(inner + functional.silu(self.think(inner)))
         return logits
 
-    def near(self, small: Tensor, large: Tensor, row: Tensor) -> Tensor:  # -> (B, ratio, W, F)
-        """What is near the codes that `up` speaks of."""
+    def gather_context(
+        self, small: Tensor, large: Tensor, row: Tensor
+    ) -> Tensor:  # -> (B, ratio, W, F)
+        """Gather the contexts of the codes that `up` predicts."""
         ratio, reach, width = self.config.ratio, self.config.reach, large.shape[2]
         framed = functional.pad(small, (1, 1, 1, 0), value=self.config.coarse)
         around = self.small(_rows(framed, row, 2)).unfold(2, 3, 1)  # (B, 2, w, d, 3)
@@ -108,7 +110,7 @@ class CodeResampler(PreTrainedModel):
         return torch.cat([below, within, *parts], -1)
 
     def down(self, large: Tensor) -> Tensor:  # (B, H, W) -> (B, h, w, coarse)
-        """Logits of the small codes of a large picture."""
+        """Logits of the small codes of a large image."""
         ratio = self.config.ratio
         squares = rearrange(self.large(large), "b (h r) (w c) d -> b h w (r c d)", r=ratio, c=ratio)
         logits: Tensor = self.name(functional.silu(self.gather(squares)))
@@ -116,21 +118,21 @@ class CodeResampler(PreTrainedModel):
 
 
 def _rows(grid: Tensor, first: Tensor, count: int) -> Tensor:  # (B, H, W), (B,) -> (B, count, W)
-    """Some rows of each grid, from `first` on."""
+    """Gather `count` rows of each grid, starting at `first`."""
     rows = first[:, None] + torch.arange(count, device=grid.device)
     return grid[torch.arange(len(grid), device=grid.device)[:, None], rows]
 
 
 def _before(reach: int) -> list[tuple[int, int]]:
-    """Places near one that come before it, as rows up and columns aside."""
+    """Offsets (rows up, columns right) of preceding positions within `reach`."""
     above = [(up, aside) for up in range(reach, 0, -1) for aside in range(-reach, reach + 1)]
     return [*above, *((0, aside) for aside in range(-reach, 0))]
 
 
 def load_resampler(folder: str | Path) -> CodeResampler:
-    """Read a resampler from a folder, in float32 or as it was saved.
+    """Load a resampler from a folder, in the saved dtype.
 
     Raises ValueError where the folder holds another kind of model.
     """
-    loaded: CodeResampler = read(CodeResampler, folder, "resampler")
+    loaded: CodeResampler = load_model(CodeResampler, folder, "resampler")
     return loaded

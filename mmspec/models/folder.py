@@ -1,4 +1,4 @@
-"""What a model's folder holds, looked at without reading a tensor, and without torch."""
+"""Inspect model folders without reading tensors, and without importing torch."""
 
 from __future__ import annotations
 
@@ -8,59 +8,60 @@ from pathlib import Path
 from typing import Any
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-_LENGTH = 8  # bytes that say how long the header of a safetensors file is
+_LENGTH = 8  # bytes of the header length of a safetensors file
 
 Shape = tuple[int, ...]
 
 
-def check_there(name: str, what: str = "model") -> None:
-    """Refuse a folder that is meant and not there; other names may be of a hub. Raises ValueError.
+def check_folder_exists(name: str, description: str = "model") -> None:
+    """Refuse names of missing folders. Raises ValueError.
 
-    A name with one slash is of a hub, unless its first part is a folder here.
+    A name with one slash is a hub name, unless its first part is a local folder.
     """
     path = Path(name)
     if path.is_file():
-        raise ValueError(f"{name} is a file; give the folder that the {what} lies in")
+        raise ValueError(f"{name} is a file; give the folder of the {description}")
     is_folder = name.count("/") != 1 or name.startswith((".", "/", "~")) or path.parent.is_dir()
     if not name.strip() or (not path.exists() and is_folder):
         raise ValueError(
-            f"there is no {what} folder {name or repr(name)}; give a folder, a hub name or zoo:NAME"
+            f"there is no {description} folder {name or repr(name)}; give a folder, a hub name or "
+            "zoo:NAME"
         )
 
 
-def configuration(file: Path) -> dict[str, Any]:
-    """A JSON object. Raises ValueError naming the file where it is damaged."""
+def read_json(file: Path) -> dict[str, Any]:
+    """Read a JSON object. Raises ValueError naming the file where it is damaged."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}); copy or download it again") from error
     if not isinstance(content, dict):
-        raise ValueError(f"{file} is damaged (it holds no object); copy or download it again")
+        raise ValueError(f"{file} is damaged (not a JSON object); copy or download it again")
     return content
 
 
-def tensors(folder: Path) -> dict[str, Shape]:
-    """Names and shapes of all weights in a folder.
+def read_shapes(folder: Path) -> dict[str, Shape]:
+    """Return names and shapes of all weights in a folder, from safetensors headers.
 
-    Raises ValueError where there are none, where they are pickled (unpickling runs code), where a
-    file is damaged or cut off, and where an index points elsewhere.
+    Raises ValueError for missing or pickled weights (unpickling runs code), for damaged or
+    truncated files, and for an index that points out of the folder.
     """
     found: dict[str, Shape] = {}
-    for file in files(folder):
+    for file in find_weight_files(folder):
         found |= _shapes(file)
     return found
 
 
-def files(folder: Path) -> list[Path]:
-    """The safetensors files that make up a model. Raises ValueError as `tensors` does."""
-    there = sorted(folder.glob("*.safetensors"))
-    if not there:
+def find_weight_files(folder: Path) -> list[Path]:
+    """Find the safetensors files of a model. Raises ValueError as `read_shapes`."""
+    present = sorted(folder.glob("*.safetensors"))
+    if not present:
         _refuse(folder)
     indices = sorted(folder.glob("*.safetensors.index.json"))
-    single = [one for one in there if one.name in _WHOLE]
+    single = [one for one in present if one.name in _WHOLE]
     if not indices or single:
-        return single or there
-    weights = configuration(indices[0]).get("weight_map")
+        return single or present
+    weights = read_json(indices[0]).get("weight_map")
     if not isinstance(weights, Mapping):
         raise ValueError(f"{indices[0]} has no weight_map; copy or download it again")
     names = sorted({str(name) for name in weights.values()})
@@ -68,7 +69,7 @@ def files(folder: Path) -> list[Path]:
         if Path(name).name != name:
             raise ValueError(f"{indices[0]} points out of its folder ({name}); do not load it")
         if not (folder / name).is_file():
-            raise ValueError(f"{indices[0]} names {name}, which is not there; copy it, too")
+            raise ValueError(f"{indices[0]} names {name}, which is missing; copy it, too")
     return [folder / name for name in names]
 
 
@@ -76,7 +77,7 @@ _WHOLE = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 
 
 def _refuse(folder: Path) -> None:
-    """Why a folder without safetensors cannot be loaded."""
+    """Raise ValueError with the reason why a folder without safetensors cannot be loaded."""
     pickled = sorted(path.name for path in folder.iterdir() if path.suffix in PICKLED)
     if pickled:
         raise ValueError(
@@ -90,20 +91,20 @@ def _refuse(folder: Path) -> None:
 
 
 def _shapes(file: Path) -> dict[str, Shape]:
-    """What the header of a file promises, if as many bytes follow. Raises ValueError else."""
+    """Read shapes from the header of a file and check its size. Raises ValueError."""
     size = file.stat().st_size
-    with file.open("rb") as opened:
-        length = int.from_bytes(opened.read(_LENGTH), "little")
+    with file.open("rb") as stream:
+        length = int.from_bytes(stream.read(_LENGTH), "little")
         if size < _LENGTH or length > size - _LENGTH:
             raise ValueError(f"{file} is empty or cut off ({size} bytes); copy it again")
         try:
-            header = json.loads(opened.read(length))
+            header = json.loads(stream.read(length))
             entries = {name: one for name, one in header.items() if name != "__metadata__"}
             ends = [int(one["data_offsets"][1]) for one in entries.values()]
             shapes = {name: tuple(map(int, one["shape"])) for name, one in entries.items()}
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise ValueError(f"{file} is damaged ({error}); copy it again") from error
-    wanted = _LENGTH + length + max(ends, default=0)
-    if size != wanted:
-        raise ValueError(f"{file} has {size} of {wanted} bytes; copy it again")
+    expected = _LENGTH + length + max(ends, default=0)
+    if size != expected:
+        raise ValueError(f"{file} has {size} of {expected} bytes; copy it again")
     return shapes

@@ -1,4 +1,4 @@
-"""Llama's decoder layers in models of our own, which differ in what they read and how it turns."""
+"""Run Llama's decoder layers in models with other inputs and rotary positions."""
 
 from __future__ import annotations
 
@@ -11,11 +11,13 @@ from transformers import Cache, PreTrainedModel
 from transformers.masking_utils import create_causal_mask
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
+from mmspec import _hf_cache
+
 Layers = Iterable[Callable[..., Tensor]]
 
 
 class LlamaLayers(PreTrainedModel):
-    """What transformers wants to know of a model that is made of them."""
+    """Flags that transformers reads of a model made of Llama layers."""
 
     base_model_prefix = "model"
     _supports_sdpa = True
@@ -24,7 +26,7 @@ class LlamaLayers(PreTrainedModel):
 
 
 class LlamaHead(LlamaLayers):
-    """Layers on states of a target, which turn by `rotary_emb`."""
+    """Llama layers on hidden states of a target, rotated by `rotary_emb`."""
 
     config: Any
     rotary_emb: LlamaRotaryEmbedding
@@ -34,7 +36,7 @@ class LlamaHead(LlamaLayers):
         """Width of one hidden state of the target."""
         return int(self.config.hidden_size)
 
-    def behind(
+    def run_layers(
         self,
         layers: Layers,
         states: Tensor,
@@ -43,10 +45,10 @@ class LlamaHead(LlamaLayers):
         past_key_values: Cache | None = None,
     ) -> Tensor:
         """`through`, kept in `past_key_values` where that is given."""
-        return through(
+        return run_decoder_layers(
             layers,
             states,
-            lambda places: self.rotary_emb(states, position_ids=places),
+            lambda positions: self.rotary_emb(states, position_ids=positions),
             config=self.config,
             attention_mask=attention_mask,
             position_ids=position_ids,
@@ -55,10 +57,10 @@ class LlamaHead(LlamaLayers):
         )
 
 
-def through(
+def run_decoder_layers(
     layers: Layers,
     states: Tensor,
-    turn: Callable[[Tensor], tuple[Tensor, Tensor]],
+    rotary: Callable[[Tensor], tuple[Tensor, Tensor]],
     *,
     config: Any,
     attention_mask: Tensor | None,
@@ -66,26 +68,25 @@ def through(
     past_key_values: Cache | None,
     use_cache: bool | None,
 ) -> Tensor:
-    """States (B, q, D) behind the layers; `turn` gives cosines and sines of positions.
+    """Run layers on states (B, q, D); `rotary` returns cosines and sines of positions.
 
     `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive. Positions (1 or B, q), or several
-    axes of them, may leap: who sees whom is up to the mask alone.
+    axes of them, need not be consecutive: only the mask controls attention.
     """
     if position_ids is None:
         start = 0 if past_key_values is None else past_key_values.get_seq_length()
         position_ids = torch.arange(start, start + states.shape[1], device=states.device)[None]
-    read: dict[str, Any] = {"position_ids": position_ids, "past_key_values": past_key_values}
+    shared: dict[str, Any] = {"position_ids": position_ids, _hf_cache.CACHE_NAME: past_key_values}
     mask: Any = attention_mask
     if mask is None or mask.dim() == 2:
-        mask = create_causal_mask(
-            config=config,
-            inputs_embeds=states,
-            attention_mask=attention_mask,
-            past_key_values=past_key_values,
-        )
-    turned = turn(position_ids)
+        mask = create_causal_mask(config, states, attention_mask, past_key_values)
+    embeddings = rotary(position_ids)
     for layer in layers:
         states = layer(
-            states, attention_mask=mask, position_embeddings=turned, use_cache=use_cache, **read
+            states,
+            attention_mask=mask,
+            position_embeddings=embeddings,
+            use_cache=use_cache,
+            **shared,
         )
     return states

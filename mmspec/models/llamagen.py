@@ -1,11 +1,11 @@
-"""LlamaGen: a Llama that draws (Sun et al. 2024), in the style of transformers.
+"""LlamaGen: a Llama that generates images (Sun et al. 2024), in the style of transformers.
 
-The blocks are Llama's own. What differs: a class or a caption stands before the picture, in
-*condition slots*; rotary positions are two-dimensional, and condition slots have all-zero cosines
-and sines, so their queries and keys vanish:
+The blocks are Llama's. A class or a caption precedes the image tokens, in *condition slots*. Rotary
+positions are two-dimensional; condition slots have all-zero cosines and sines, so their queries and
+keys are zero:
 
     position   0 .. T-1         T + row * side + column
-    rotary     cos = sin = 0    first half of a head turns by the row, second half by the column
+    rotary     cos = sin = 0    first half of a head rotated by the row, second half by the column
 
 transformers' Llama pairs channel i with i + d/2, the public checkpoints i with i + 1;
 `mmspec.models.llamagen_weights` reorders the projections.
@@ -21,7 +21,8 @@ from transformers import Cache, LlamaConfig
 from transformers.modeling_outputs import BaseModelOutputWithPast, CausalLMOutputWithPast
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 
-from mmspec.models.llama_layers import LlamaLayers, through
+from mmspec import _hf_cache
+from mmspec.models.llama_layers import LlamaLayers, run_decoder_layers
 from mmspec.models.llamagen_vq import LlamaGenVQ, LlamaGenVQConfig
 
 CONDITIONS = ("class", "caption")
@@ -30,7 +31,7 @@ CONDITIONS = ("class", "caption")
 class LlamaGenConfig(LlamaConfig):
     """`condition` is "class" (one slot) or "caption" (`condition_length` slots of features).
 
-    With `vq_config` the model carries its picture decoder.
+    With `vq_config` the model includes its image decoder.
     """
 
     model_type = "llamagen"
@@ -48,19 +49,19 @@ class LlamaGenConfig(LlamaConfig):
     condition_length: int = 1
     num_classes: int = 1000
     caption_size: int = 2048
-    side: int = 16  # the picture has side x side codes
+    side: int = 16  # the image has side x side codes
     vq_config: dict[str, Any] | None = None
 
 
 class LlamaGenPreTrainedModel(LlamaLayers):
-    """What transformers wants to know of the family."""
+    """Flags that transformers reads."""
 
     config: LlamaGenConfig
     config_class = LlamaGenConfig
 
 
 class LlamaGenModel(LlamaGenPreTrainedModel):
-    """Condition and codes to hidden states."""
+    """Maps condition and codes to hidden states."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         super().__init__(config)
@@ -84,31 +85,33 @@ class LlamaGenModel(LlamaGenPreTrainedModel):
         input_ids: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Cache | None = None,
+        cache: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
+        past_key_values: Cache | None = None,
         **_: Any,
     ) -> BaseModelOutputWithPast:
         """Read codes (B, q), or embeddings (B, q, D), at explicit or consecutive positions."""
+        cache = past_key_values if cache is None else cache  # its name up to transformers 5.23
         if inputs_embeds is None:
             assert input_ids is not None, "give input_ids or inputs_embeds"
             inputs_embeds = self.embed_tokens(input_ids)
         dtype = inputs_embeds.dtype
-        states = through(
+        states = run_decoder_layers(
             list(self.layers)[: self.config.num_hidden_layers],
             inputs_embeds,
-            lambda places: rotary(self.config, places, dtype),
+            lambda positions: rotary(self.config, positions, dtype),
             config=self.config,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
+            past_key_values=cache,
             use_cache=use_cache,
         )
-        return BaseModelOutputWithPast(self.norm(states), past_key_values)
+        return BaseModelOutputWithPast(self.norm(states), cache)
 
 
 class LlamaGenForImageGeneration(LlamaGenPreTrainedModel):
-    """With a head over codes, and the picture decoder where the configuration has one."""
+    """The model with an output head over codes, and the image decoder if configured."""
 
     output_modalities = ("image",)
 
@@ -131,11 +134,11 @@ class LlamaGenForImageGeneration(LlamaGenPreTrainedModel):
         """Logits (B, q, V); the inputs are those of `LlamaGenModel`."""
         out = self.model(**inputs)
         states = out.last_hidden_state[:, -logits_to_keep:]
-        return CausalLMOutputWithPast(None, self.lm_head(states), out.past_key_values)
+        return CausalLMOutputWithPast(None, self.lm_head(states), _hf_cache.output_cache(out))
 
 
 class ClassTable(nn.Module):
-    """One slot per class; the last row stands for no class at all."""
+    """Class embeddings, one slot each; the last row means no class."""
 
     def __init__(self, classes: int, width: int) -> None:
         super().__init__()
@@ -147,7 +150,7 @@ class ClassTable(nn.Module):
 
 
 class CaptionProjector(nn.Module):
-    """Features of a text encoder (T5), one slot each; `unconditional` stands for no caption."""
+    """Projects features of a text encoder (T5), one slot each; `unconditional` means no caption."""
 
     def __init__(self, size: int, width: int, slots: int) -> None:
         super().__init__()
@@ -164,7 +167,7 @@ class CaptionProjector(nn.Module):
 def rotary(
     config: LlamaGenConfig, position_ids: Tensor, dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Cosines and sines (B, q, d) of positions (B, q); those of condition slots are 0."""
+    """Cosines and sines (B, q, d) of positions (B, q); zero for condition slots."""
     width = config.hidden_size // config.num_attention_heads
     quarter = torch.arange(0, width // 2, 2, device=position_ids.device, dtype=torch.float32)
     rope: Any = config.rope_parameters

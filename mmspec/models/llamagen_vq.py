@@ -1,4 +1,4 @@
-"""LlamaGen's picture tokeniser, decoding side (VQ-16; Sun et al. 2024)."""
+"""Decoder of LlamaGen's image tokeniser (VQ-16; Sun et al. 2024)."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from mmspec.models.vqgan_decoder import VQGANDecoder, pixels_of
+from mmspec.models.vqgan_decoder import VQGANDecoder, decode_codes
 
 
 class LlamaGenVQConfig(PreTrainedConfig):
-    """The defaults are those of VQ-16, which shrinks a picture by 16."""
+    """The defaults are those of VQ-16, which downsamples by 16."""
 
     model_type = "llamagen_vq"
 
@@ -25,7 +25,7 @@ class LlamaGenVQConfig(PreTrainedConfig):
 
 
 class LlamaGenVQ(PreTrainedModel):
-    """Codes to pixels. Code vectors are normalised to length 1 where they are looked up."""
+    """Decodes codes to pixels. Code vectors are normalised to length 1 at look-up."""
 
     config: LlamaGenVQConfig
     config_class = LlamaGenVQConfig
@@ -46,11 +46,11 @@ class LlamaGenVQ(PreTrainedModel):
 
     @property
     def codebook(self) -> Tensor:  # (K, d)
-        """The code vectors as the decoder sees them."""
+        """The normalised code vectors that the decoder reads."""
         return functional.normalize(self.embedding.weight, dim=-1)
 
     def decode(self, codes: Tensor) -> Tensor:  # (B, H, W) -> (B, 3, h, w) in about [-1, 1]
-        return pixels_of(self.codebook, codes, self.post_quant_conv, self.decoder)
+        return decode_codes(self.codebook, codes, self.post_quant_conv, self.decoder)
 
     def forward(self, codes: Tensor, **_: Any) -> Tensor:
         return self.decode(codes)

@@ -1,9 +1,9 @@
-"""Public LlamaGen checkpoints under this package's names, and back.
+"""Convert public LlamaGen checkpoints to this package's names, and back.
 
 Only names and the order of channels differ. Fused projections are split; the rows of q and k are
-reordered within each head, because a rotary pair is (2i, 2i + 1) there and (i, i + d/2) here:
+reordered within each head, as a rotary pair is (2i, 2i + 1) in public files and (i, i + d/2) here:
 
-    there   0 1 2 3 4 5        here   0 2 4 1 3 5
+    public   0 1 2 3 4 5        here   0 2 4 1 3 5
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration
-from mmspec.models.public_weights import names, public_name, taken
+from mmspec.models.public_weights import map_public_weights, parse_names, public_name
 
-MODEL = names(  # ours -> theirs
+MODEL = parse_names(  # own pattern -> public name
     r"""
     model\.embed_tokens\.                             tok_embeddings.
     model\.norm\.                                     norm.
@@ -36,7 +36,7 @@ MODEL = names(  # ours -> theirs
     model\.layers\.(\d+)\.post_attention_layernorm\.  layers.\1.ffn_norm.
     """
 )
-PICTURE = names(  # likewise
+PICTURE = parse_names(  # likewise
     r"""
     vqmodel\.embedding\.              quantize.embedding.
     vqmodel\.post_quant_conv\.        post_quant_conv.
@@ -53,10 +53,10 @@ _FUSED = re.compile(r"(model\.layers\.(\d+)\.self_attn)\.([qkv])_proj\.weight")
 def load_public(
     model: LlamaGenForImageGeneration, weights: str | Path, picture: str | Path | None = None
 ) -> None:
-    """Fill a model in place from public weights, converted to safetensors files.
+    """Load public weights, converted to safetensors files, into a model in place.
 
     `weights` are the language model's, `picture` the tokeniser's, which a model with a `vq_config`
-    needs. Raises ValueError naming what is missing.
+    needs. Raises ValueError naming missing weights.
     """
     if (picture is None) != (model.vqmodel is None):
         raise ValueError(
@@ -71,17 +71,17 @@ def load_public(
 def from_public(
     public: Mapping[str, Tensor], model: LlamaGenForImageGeneration
 ) -> dict[str, Tensor]:
-    """Public weights under the model's names; what decodes nothing (the encoder) stays out."""
+    """Rename public weights to the model's names; drop those not used for decoding."""
 
     def part(name: str, value: Tensor) -> Tensor:
         fused = _FUSED.fullmatch(name)
         return value if fused is None else _parts(value, model.config)[fused[3]]
 
-    return taken(model.state_dict(), public, _Names(model.config), part)
+    return map_public_weights(model.state_dict(), public, _Names(model.config), part)
 
 
 def to_public(model: LlamaGenForImageGeneration) -> dict[str, Tensor]:
-    """The model's weights as the public checkpoints name them."""
+    """Rename the model's weights to the public names."""
     config, own, public = model.config, model.state_dict(), dict[str, Tensor]()
     theirs = _Names(config)
     for name, value in own.items():
@@ -90,13 +90,13 @@ def to_public(model: LlamaGenForImageGeneration) -> dict[str, Tensor]:
             public[theirs(name)] = value
         elif fused[3] == "q":
             q, k, v = (own[f"{fused[1]}.{part}_proj.weight"] for part in "qkv")
-            halves = [_interleaved(q, config), _interleaved(k, config), v]
+            halves = [_interleave(q, config), _interleave(k, config), v]
             public[theirs(name)] = torch.cat(halves)
     return public
 
 
 class _Names:
-    """The public name of one of the model's weights."""
+    """Maps names of the model's weights to public names."""
 
     def __init__(self, config: LlamaGenConfig) -> None:
         picture = config.vq_config or {}
@@ -107,24 +107,24 @@ class _Names:
             return f"layers.{fused[2]}.attention.wqkv.weight"
         if level := _LEVEL.match(name):
             part = {"block": "res"}.get(level[3], level[3])
-            block = self.deepest - int(level[2])  # theirs count from the deepest level
+            block = self.deepest - int(level[2])  # public blocks count from the deepest level
             return f"decoder.conv_blocks.{block}.{part}.{name[level.end() :]}"
         return public_name(name, MODEL + PICTURE)
 
 
 def _parts(fused: Tensor, config: LlamaGenConfig) -> dict[str, Tensor]:
-    """Queries, keys and values of a fused projection, in the order of this package."""
+    """Split a fused projection into queries, keys and values, in this package's order."""
     width = config.hidden_size // config.num_attention_heads
     keys = width * (config.num_key_value_heads or config.num_attention_heads)
     q, k, v = fused.split([config.hidden_size, keys, keys])
-    return {"q": _halves(q, config), "k": _halves(k, config), "v": v}
+    return {"q": _deinterleave(q, config), "k": _deinterleave(k, config), "v": v}
 
 
-def _halves(rows: Tensor, config: LlamaGenConfig) -> Tensor:
+def _deinterleave(rows: Tensor, config: LlamaGenConfig) -> Tensor:
     half = config.hidden_size // config.num_attention_heads // 2
     return rearrange(rows, "(h i two) d -> (h two i) d", i=half, two=2)
 
 
-def _interleaved(rows: Tensor, config: LlamaGenConfig) -> Tensor:
+def _interleave(rows: Tensor, config: LlamaGenConfig) -> Tensor:
     half = config.hidden_size // config.num_attention_heads // 2
     return rearrange(rows, "(h two i) d -> (h i two) d", i=half, two=2)

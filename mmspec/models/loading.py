@@ -1,7 +1,8 @@
-"""Models and pipelines from folders: safetensors only, whole, and no code of theirs."""
+"""Load models and pipelines from folders: complete, safetensors only, without remote code."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -18,44 +19,43 @@ from transformers.models.auto.modeling_auto import (
     MODEL_FOR_MULTIMODAL_LM_MAPPING_NAMES as MULTIMODAL,
 )
 from transformers.models.auto.modeling_auto import (
-    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES as HEARING,
+    MODEL_FOR_SPEECH_SEQ_2_SEQ_MAPPING_NAMES as SPEECH,
 )
 
-from mmspec.errors import reading
-from mmspec.models.folder import check_there, configuration, tensors
+from mmspec.errors import explain_load_errors
+from mmspec.models.folder import check_folder_exists, read_json, read_shapes
 
 
-def word_reader(folder: str | None, maker: Any, kind: str) -> Any:
-    """The `kind` (a tokenizer, a processor) beside a model's weights, read by `maker`.
+def load_text_processor(folder: str | None, maker: Any, kind: str) -> Any:
+    """Load the `kind` (tokenizer, processor) in a model's folder by the class `maker`.
 
-    Raises ValueError where there is none.
+    Raises ValueError without a folder.
     """
     if folder is None:
         raise ValueError(
-            f"nobody says where the model's {kind} lies; give it once, as accelerate(model, "
-            "processor=...), or give the tensors that it makes"
+            f"the folder of the model's {kind} is unknown; give it once, as accelerate(model, "
+            "processor=...), or give tensors instead"
         )
-    with reading(folder, kind):
+    with explain_load_errors(folder, kind):
         return maker.from_pretrained(folder, trust_remote_code=False)
 
 
 def load_causal(
     source: str | Path, dtype: torch.dtype | str = "auto", maker: Any = None, **arguments: Any
 ) -> Any:
-    """A model in eval mode, from a folder or a hub name; by `maker`, or as transformers files it.
+    """Load a model in eval mode from a folder or a hub name, by `maker` or the Auto classes.
 
-    Nobody is asked on a terminal: code that lies beside the weights is not run, unless
-    trust_remote_code=True is given. Raises ValueError for a folder whose weights are pickled
-    (unpickling runs code), and for weights that leave parts of the model untrained.
+    Remote code is not run unless trust_remote_code=True is given; there is no prompt for it. Raises
+    ValueError for pickled weights (unpickling runs code), and for missing weights.
     """
     name = str(source)
     arguments = {"trust_remote_code": False, **arguments}
-    check_there(name)
+    check_folder_exists(name)
     if Path(name).is_dir():
         check_folder(Path(name))
-    with reading(name):
+    with explain_load_errors(name):
         if maker is None:
-            introduce(name, **arguments)
+            register_own_model(name, **arguments)
             maker = auto_class(transformers.AutoConfig.from_pretrained(name, **arguments))
         model, found = maker.from_pretrained(
             name, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
@@ -65,31 +65,66 @@ def load_causal(
         some = ", ".join(missing[:3])
         raise ValueError(
             f"{name} has no weights for {len(missing)} parts of a {type(model).__name__} ({some}), "
-            "which would be random; give the folder of a whole model"
+            "which would be random; give the folder of a complete model"
         )
     return model.eval()
 
 
-OURS = {  # models of this package that read and write text, by `model_type`
+def load_model(maker: Any, folder: str | Path, kind: str, dtype: torch.dtype | None = None) -> Any:
+    """Load a model of this package in eval mode, as it was saved or in `dtype`.
+
+    `kind` describes it in errors. Raises ValueError where the folder holds another kind of model.
+    """
+    check_folder_exists(str(folder), kind)
+    check_folder(Path(folder))
+    with explain_load_errors(folder, kind):
+        model, found = maker.from_pretrained(
+            folder, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
+        )
+    wrong = sorted({*found["missing_keys"], *found["unexpected_keys"]})
+    if wrong:
+        raise ValueError(
+            f"{folder} is no {kind}: {', '.join(wrong[:3])} is missing or unexpected; give a "
+            f"folder written by {maker.__name__}.save_pretrained"
+        )
+    return model.train(False)
+
+
+def random_model(make: Callable[[], Any], seed: int) -> Any:
+    """Make a model with random weights, in float32 and eval mode, for certificates and tests.
+
+    Wide matrices make its distributions neither flat nor peaked, and dependent on every input.
+    """
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = make().float().eval()
+        with torch.no_grad():
+            for weight in model.parameters():
+                if weight.dim() == 2:
+                    weight.normal_(0.0, 1.2 / weight.shape[1] ** 0.5)
+    return model
+
+
+OWN_MODELS = {  # text models of this package: `model_type` -> module
     "prismatic": "mmspec.models.prismatic",
     "openvla": "mmspec.models.prismatic",
 }
 
 
-def introduce(source: str | Path, **options: Any) -> None:
-    """Tell the Auto classes of transformers of a model of ours, where `source` holds one."""
+def register_own_model(source: str | Path, **options: Any) -> None:
+    """Register the model class with the Auto classes, if `source` holds a model of this package."""
     found, _ = transformers.PretrainedConfig.get_config_dict(str(source), **options)
-    home = OURS.get(found.get("model_type", ""))
-    if home is not None:
-        import_module(home).register()
+    module = OWN_MODELS.get(found.get("model_type", ""))
+    if module is not None:
+        import_module(module).register()
 
 
 def auto_class(config: Any) -> Any:
-    """What transformers files a model under: with its encoder, but for a decoder saved alone."""
-    kind, (named, *_) = config.model_type, config.architectures or ("",)
-    if kind in VISION or kind in OURS:
+    """Return the Auto class of a configuration, with the encoder unless it was not saved."""
+    kind, (architecture, *_) = config.model_type, config.architectures or ("",)
+    if kind in VISION or kind in OWN_MODELS:
         return transformers.AutoModelForImageTextToText
-    if kind in HEARING and not named.endswith("ForCausalLM"):
+    if kind in SPEECH and not architecture.endswith("ForCausalLM"):
         return transformers.AutoModelForSpeechSeq2Seq
     if kind in MULTIMODAL and kind not in CAUSAL:
         return transformers.AutoModelForMultimodalLM
@@ -97,61 +132,61 @@ def auto_class(config: Any) -> Any:
 
 
 def model_type(source: str | Path) -> str | None:
-    """The `model_type` of a folder's or a hub name's configuration."""
-    check_there(str(source))
+    """Return the `model_type` of the configuration in a folder or under a hub name."""
+    check_folder_exists(str(source))
     if Path(source).is_dir():
         check_folder(Path(source))
-        own: str | None = configuration(Path(source) / "config.json").get("model_type")
+        own: str | None = read_json(Path(source) / "config.json").get("model_type")
         return own
-    with reading(source):
+    with explain_load_errors(source):
         found, _ = transformers.PretrainedConfig.get_config_dict(str(source))
-    named: str | None = found.get("model_type")
-    return named
+    hub_type: str | None = found.get("model_type")
+    return hub_type
 
 
 def check_folder(folder: Path) -> None:
-    """Refuse what is no model, pickled or damaged weights. Raises ValueError, naming the file."""
+    """Check that a folder holds a model in intact safetensors. Raises ValueError."""
     if not (folder / "config.json").exists():
         raise ValueError(
             f"{folder} is not a model folder: it has no config.json; give one that "
             "save_pretrained wrote"
         )
-    configuration(folder / "config.json")
-    tensors(folder)
+    read_json(folder / "config.json")
+    read_shapes(folder)
 
 
 def is_pipeline(model: Any) -> bool:
-    """Whether this is a diffusers pipeline (asked by name: diffusers may not be loaded yet)."""
+    """Whether this is a diffusers pipeline, by class name, as diffusers may not be imported yet."""
     return any(base.__name__ == "DiffusionPipeline" for base in type(model).__mro__)
 
 
 def load_pipeline(
     source: str | Path, dtype: torch.dtype | None = None, trust_remote_code: bool = False
 ) -> Any:
-    """A pipeline from a folder or a hub name; safetensors only.
+    """Load a pipeline from a folder or a hub name; safetensors only.
 
-    Raises ValueError where a folder is meant and there is none.
+    Raises ValueError for a missing folder.
     """
     from diffusers import DiffusionPipeline
 
     name = str(source)
-    check_there(name, "pipeline")
-    with reading(name, "pipeline"):
+    check_folder_exists(name, "pipeline")
+    with explain_load_errors(name, "pipeline"):
         return DiffusionPipeline.from_pretrained(
             name, torch_dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
         )
 
 
 def load_network(source: str | Path, dtype: torch.dtype | None = None) -> Any:
-    """A denoising network from a folder; safetensors only."""
+    """Load a denoising network from a folder; safetensors only."""
     from diffusers import AutoModel, ModelMixin
 
-    tensors(Path(source))
-    with reading(source, "denoiser"):
+    read_shapes(Path(source))
+    with explain_load_errors(source, "denoiser"):
         model = AutoModel.from_pretrained(str(source), torch_dtype=dtype, use_safetensors=True)
     if not isinstance(model, ModelMixin):
         raise ValueError(
-            f"{source} holds a {type(model).__name__}, no denoiser; give a network or a pipeline "
-            "of diffusers"
+            f"{source} holds a {type(model).__name__}, not a denoiser; give a network or a "
+            "pipeline of diffusers"
         )
     return model.eval()

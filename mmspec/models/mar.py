@@ -1,14 +1,14 @@
 """MAR: masked autoregression over continuous image tokens (Li et al. 2024), Hugging Face style.
 
-A picture is side x side latent tokens of a VAE, shown in random order. An encoder reads those that
-are shown behind `buffer_size` copies of the class; a decoder has all places, and says about each
-what its diffusion head (`mmspec.models.mar_head`) is conditioned on:
+An image is side x side latent tokens of a VAE, generated in random order. An encoder reads the
+known tokens after `buffer_size` copies of the class. A decoder reads all positions and returns the
+condition of the diffusion head (`mmspec.models.mar_head`) for each:
 
-    shown      7  2  5         encoder: class x 64, 2, 5, 7
-    places     0  1  2 ... 8   decoder: class x 64, m, m, 2, m, m, 5, m, 7, m    (m: the mask token)
+    known       7  2  5         encoder: class x 64, 2, 5, 7
+    positions   0  1  2 ... 8   decoder: class x 64, m, m, 2, m, m, 5, m, 7, m   (m: the mask token)
 
-Attention is bidirectional, so nothing is remembered between steps. The zoo has a small trained
-pair; `mmspec.models.mar_weights` reads the public checkpoints.
+Attention is bidirectional, so nothing is cached between steps. `mmspec.models.mar_weights` reads
+public checkpoints.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from torch.nn import functional
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from mmspec.distributions.noise import KeyedNoise
-from mmspec.models.mar_head import PREDICTIONS, DiffusionHead, SampledHead
-from mmspec.targets.continuous.patches import CellQuery, PatchSettings, cell_keys, order
+from mmspec.models.mar_head import PREDICTIONS, DiffusionHead, HeadSampler
+from mmspec.targets.continuous.patches import CellQuery, PatchSettings, cell_keys, draw_order
 from mmspec.targets.continuous.paths import PathDistribution
 
 
@@ -32,7 +32,7 @@ class MarConfig(PreTrainedConfig):
 
     model_type = "mar"
 
-    side: int = 16  # places per side
+    side: int = 16  # positions per side
     channels: int = 16  # of the VAE's latents
     patch_size: int = 1  # latents per side of a token
     num_classes: int = 1000
@@ -62,7 +62,7 @@ class MarConfig(PreTrainedConfig):
 
 
 class MarPreTrainedModel(PreTrainedModel):
-    """What transformers wants to know of the family."""
+    """Flags that transformers reads."""
 
     config: MarConfig
     config_class = MarConfig
@@ -80,21 +80,23 @@ class MarForImageGeneration(MarPreTrainedModel):
         super().__init__(config)
         if config.prediction not in PREDICTIONS:
             known = " or ".join(map(repr, PREDICTIONS))
-            raise ValueError(f"prediction={config.prediction!r} is not known; a head says {known}")
+            raise ValueError(
+                f"prediction={config.prediction!r} is not known; a head predicts {known}"
+            )
         wide, narrow, cells = config.hidden_size, config.decoder_hidden_size, config.cells
         places = config.buffer_size + cells
         self.class_table = nn.Embedding(config.num_classes, wide)
-        self.no_class = _learned(1, wide)
+        self.no_class = _parameter(1, wide)
         self.embed = nn.Linear(config.token_size, wide)
-        self.encoder_positions = _learned(1, places, wide)
+        self.encoder_positions = _parameter(1, places, wide)
         self.embed_norm = nn.LayerNorm(wide, eps=1e-6)
         self.encoder = _blocks(
             wide, config.num_attention_heads, config.mlp_ratio, config.num_hidden_layers
         )
         self.encoder_norm = nn.LayerNorm(wide, eps=1e-6)
         self.bridge = nn.Linear(wide, narrow)
-        self.mask_token = _learned(1, 1, narrow)
-        self.decoder_positions = _learned(1, places, narrow)
+        self.mask_token = _parameter(1, 1, narrow)
+        self.decoder_positions = _parameter(1, places, narrow)
         self.decoder = _blocks(
             narrow,
             config.decoder_num_attention_heads,
@@ -102,15 +104,15 @@ class MarForImageGeneration(MarPreTrainedModel):
             config.decoder_num_hidden_layers,
         )
         self.decoder_norm = nn.LayerNorm(narrow, eps=1e-6)
-        self.head_positions = _learned(1, cells, narrow)
+        self.head_positions = _parameter(1, cells, narrow)
         self.head = DiffusionHead(config.token_size, narrow, config.head_width, config.head_depth)
         self.post_init()  # type: ignore[no-untyped-call]
 
     def forward(self, latents: Tensor, shown: Tensor, classes: Tensor) -> Tensor:
-        """Conditions (R, L, D) of all places.
+        """Conditions (R, L, D) of all positions.
 
         Reads the `latents` (R, L, C) that are `shown` (R, L) bool; class `num_classes` in `classes`
-        (R,) is no class. Rows may show different numbers of places.
+        (R,) means none. Rows may have different numbers of known positions.
         """
         buffer, counts = self.config.buffer_size, shown.sum(-1)
         place = shown.int().argsort(dim=-1, descending=True, stable=True)[:, : int(counts.max())]
@@ -119,7 +121,7 @@ class MarForImageGeneration(MarPreTrainedModel):
         if not bool(visible.all()):
             front = visible.new_ones(len(visible), buffer)
             mask = torch.cat((front, visible), 1)[:, None, None]
-        x = self._embedded(latents, classes)
+        x = self._embed_inputs(latents, classes)
         index = place[..., None] + buffer
         x = torch.cat((x[:, :buffer], x.gather(1, index.expand(-1, -1, x.shape[-1]))), 1)
         for block in self.encoder:
@@ -135,27 +137,27 @@ class MarForImageGeneration(MarPreTrainedModel):
         return conditions
 
     def distribution(
-        self, sampled: SampledHead, asked: CellQuery, classes: Tensor
+        self, sampler: HeadSampler, query: CellQuery, classes: Tensor
     ) -> PathDistribution:
-        """The distribution of the paths of the cells asked for, in pictures of `classes` (R,); batch (R, K).
+        """Distribution of the paths of queried cells, in images of `classes` (R,); batch (R, K).
 
-        With guidance every row is read twice, with its class and without.
+        With guidance every row is read twice, with and without its class.
         """
-        plan, count = sampled.plan, len(asked.latents)
+        plan, count = sampler.plan, len(query.latents)
         branches = 1 if plan.guidance == 1 else 2
-        told = classes
+        labels = classes
         if branches == 2:
-            told = torch.cat((classes, torch.full_like(classes, self.config.num_classes)))
-        latents = asked.latents.repeat(branches, 1, 1).to(self.dtype)
-        seen = self(latents, asked.shown.repeat(branches, 1), told)
-        index = asked.cells.repeat(branches, 1)[..., None].expand(-1, -1, seen.shape[-1])
+            labels = torch.cat((classes, torch.full_like(classes, self.config.num_classes)))
+        latents = query.latents.repeat(branches, 1, 1).to(self.dtype)
+        seen = self(latents, query.visible.repeat(branches, 1), labels)
+        index = query.cells.repeat(branches, 1)[..., None].expand(-1, -1, seen.shape[-1])
         condition = seen.gather(1, index).unflatten(0, (branches, count)).movedim(0, 2)
-        scale = plan.scales(asked.reach, self.config.cells)[:, None].expand_as(asked.cells)
-        return PathDistribution(sampled, condition, scale, asked.real)
+        scale = plan.scales(query.reach, self.config.cells)[:, None].expand_as(query.cells)
+        return PathDistribution(sampler, condition, scale, query.real)
 
-    def sampled(self, plan: PatchSettings) -> SampledHead:
-        """The head with the sampler of a plan."""
-        return SampledHead(self.head, self.config.base_steps, plan, self.config.prediction)
+    def make_sampler(self, plan: PatchSettings) -> HeadSampler:
+        """Return the head with the sampler of a plan."""
+        return HeadSampler(self.head, self.config.base_steps, plan, self.config.prediction)
 
     @torch.no_grad()
     def sample(
@@ -165,14 +167,14 @@ class MarForImageGeneration(MarPreTrainedModel):
         seed: int = 0,
         row_ids: Sequence[int] | None = None,
     ) -> Tensor:
-        """Plain decoding: latents (B, channels, h, w) of pictures of `classes` (B,).
+        """Plain decoding: latents (B, channels, h, w) of images of `classes` (B,).
 
-        Noise and order depend on (seed, row id, place) alone, see `mmspec.distributions.noise`.
+        Noise and order depend on (seed, row id, position) alone, see `mmspec.distributions.noise`.
         """
         plan = plan or PatchSettings()
         batch, cells = len(classes), self.config.cells
-        noise = KeyedNoise.seeded(seed, batch, self.device, row_ids)
-        turns, sampled = order(noise, cells), self.sampled(plan)
+        noise = KeyedNoise.from_seed(seed, batch, self.device, row_ids)
+        turns, sampler = draw_order(noise, cells), self.make_sampler(plan)
         latents = torch.zeros(batch, cells, self.config.token_size, device=self.device)
         shown = torch.zeros(batch, cells, dtype=torch.bool, device=self.device)
         rows = torch.arange(batch, device=self.device)
@@ -181,24 +183,24 @@ class MarForImageGeneration(MarPreTrainedModel):
             reach = torch.full((batch,), end, device=self.device)
             real = torch.ones_like(now, dtype=torch.bool)
             distribution = self.distribution(
-                sampled, CellQuery(latents, shown, now, real, rows, reach), classes
+                sampler, CellQuery(latents, shown, now, real, rows, reach), classes
             )
             tokens = distribution.sample(cell_keys(noise, now))[:, :, -1]
             latents = latents.scatter(1, now[..., None].expand_as(tokens), tokens)
             shown = shown.scatter(1, now, True)
-        return self.picture(latents)
+        return self.to_vae_latents(latents)
 
-    def picture(self, latents: Tensor) -> Tensor:  # (B, L, C) -> (B, channels, h, w)
-        """Tokens laid out as the VAE has them."""
+    def to_vae_latents(self, latents: Tensor) -> Tensor:  # (B, L, C) -> (B, channels, h, w)
+        """Rearrange tokens to the layout of the VAE."""
         side, patch = self.config.side, self.config.patch_size
-        laid: Tensor = latents.unflatten(-1, (-1, patch, patch))
-        laid = laid.unflatten(1, (side, side))
-        return laid.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
+        grid: Tensor = latents.unflatten(-1, (-1, patch, patch))
+        grid = grid.unflatten(1, (side, side))
+        return grid.permute(0, 3, 1, 4, 2, 5).flatten(4, 5).flatten(2, 3)
 
-    def _embedded(self, latents: Tensor, classes: Tensor) -> Tensor:  # -> (R, buffer + L, D)
+    def _embed_inputs(self, latents: Tensor, classes: Tensor) -> Tensor:  # -> (R, buffer + L, D)
         config, none = self.config, classes >= self.config.num_classes
-        named = self.class_table(classes.clamp_max(config.num_classes - 1))
-        front = torch.where(none[:, None], self.no_class, named)
+        known = self.class_table(classes.clamp_max(config.num_classes - 1))
+        front = torch.where(none[:, None], self.no_class, known)
         x = torch.cat(
             (front[:, None].expand(-1, config.buffer_size, -1), self.embed(latents)), dim=1
         )
@@ -212,7 +214,7 @@ class MarBlock(nn.Module):
     def __init__(self, width: int, heads: int, ratio: float) -> None:
         super().__init__()
         if width % heads:
-            raise ValueError(f"a width of {width} does not divide into {heads} heads")
+            raise ValueError(f"a width of {width} is not divisible by {heads} heads")
         inner = int(width * ratio)
         self.heads = heads
         self.norm1 = nn.LayerNorm(width, eps=1e-6)
@@ -235,5 +237,5 @@ def _blocks(width: int, heads: int, ratio: float, count: int) -> nn.ModuleList:
     return nn.ModuleList(MarBlock(width, heads, ratio) for _ in range(count))
 
 
-def _learned(*shape: int) -> Any:
+def _parameter(*shape: int) -> Any:
     return nn.Parameter(0.02 * torch.randn(*shape))

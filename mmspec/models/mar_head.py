@@ -1,10 +1,9 @@
-"""The diffusion head of MAR: one latent token from noise, by a small network under a condition.
+"""The diffusion head of MAR: denoises one latent token with a small conditional network.
 
 Li et al. 2024 ("Autoregressive image generation without vector quantization"): residual blocks with
-adaptive layer norm, told the time and what the transformer says of the token. It predicts noise
-(or velocity, where a model was trained for that) and, between the two natural bounds, the variance
-of each step (Nichol & Dhariwal 2021, eq. 15), on a cosine schedule of which sampling takes every
-few steps.
+adaptive layer norm, conditioned on the timestep and the transformer's output. The head predicts
+noise (or velocity, for models trained so) and interpolates the variance of each step between two
+bounds (Nichol & Dhariwal 2021, eq. 15). Sampling uses a subset of the steps of a cosine schedule.
 """
 
 from __future__ import annotations
@@ -44,27 +43,28 @@ class DiffusionHead(nn.Module):
         self.output = nn.Linear(width, 2 * channels)
 
     def forward(self, states: Tensor, time: Tensor, condition: Tensor) -> Tensor:
-        return self.denoised(states, self.told(time), condition, self.modulations())
+        return self.denoise(states, self.embed_time(time), condition, self.modulations())
 
-    def told(self, time: Tensor) -> Tensor:  # (R,) -> (R, W)
-        """What the head is told about the time."""
-        said: Tensor = self.time_in(waves(time).to(self.time_in.weight.dtype))
-        told: Tensor = self.time_out(functional.silu(said))
-        return told
+    def embed_time(self, time: Tensor) -> Tensor:  # (R,) -> (R, W)
+        """Embed the timestep."""
+        inner: Tensor = self.time_in(sinusoidal_embedding(time).to(self.time_in.weight.dtype))
+        embedded: Tensor = self.time_out(functional.silu(inner))
+        return embedded
 
     def modulations(self) -> tuple[Tensor, Tensor]:
-        """Weight and bias of all modulations at once: shift, scale and gate of each block, then
-        shift and scale of the output. One product is much faster than one for each block.
+        """Weight and bias of all modulations, for one matrix product: it is much faster than many.
+
+        Order: shift, scale and gate of each block, then shift and scale of the output.
         """
         blocks: Any = self.blocks
         parts = [*(block.modulation for block in blocks), self.modulation]
         return torch.cat([p.weight for p in parts]), torch.cat([p.bias for p in parts])
 
-    def denoised(
-        self, states: Tensor, told: Tensor, condition: Tensor, modulations: tuple[Tensor, Tensor]
+    def denoise(
+        self, states: Tensor, time: Tensor, condition: Tensor, modulations: tuple[Tensor, Tensor]
     ) -> Tensor:
-        """The same, of times and modulations that were made ready."""
-        given = functional.silu(told + self.condition(condition))
+        """As `forward`, with precomputed time embeddings and modulations."""
+        given = functional.silu(time + self.condition(condition))
         parts = functional.linear(given, *modulations).split(self.input.out_features, -1)
         x = self.input(states)
         for index, block in enumerate(self.blocks):
@@ -74,7 +74,7 @@ class DiffusionHead(nn.Module):
 
 
 class HeadBlock(nn.Module):
-    """A residual block whose norm is shifted, scaled and gated by what the head is told."""
+    """A residual block with adaptive layer norm: shift, scale and gate."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -88,8 +88,8 @@ class HeadBlock(nn.Module):
         return torch.addcmul(x, gate, self.fc2(functional.silu(inner)))
 
 
-def waves(time: Tensor) -> Tensor:  # (R,) -> (R, FREQUENCIES)
-    """Cosines and sines of the time at geometric frequencies."""
+def sinusoidal_embedding(time: Tensor) -> Tensor:  # (R,) -> (R, FREQUENCIES)
+    """Cosines and sines of the timestep at geometric frequencies."""
     half = FREQUENCIES // 2
     index = torch.arange(half, device=time.device, dtype=torch.float32)
     angle = time[:, None].float() * (-math.log(10_000) * index / half).exp()
@@ -98,28 +98,28 @@ def waves(time: Tensor) -> Tensor:  # (R,) -> (R, FREQUENCIES)
 
 @dataclass(frozen=True)
 class HeadGrid:
-    """The steps that sampling takes, noise first; tables (T,)."""
+    """The timesteps of sampling, noisiest first; tables (T,)."""
 
     kernel: GaussianKernel
-    times: Tensor  # what the network is told
-    low: Tensor  # log variances between which it interpolates
+    times: Tensor  # timesteps of the network
+    low: Tensor  # log variances that the head interpolates
     high: Tensor
 
     @classmethod
     def cosine(cls, base: int, steps: int, last_noise: bool = False) -> HeadGrid:
-        """`steps` of `base`, evenly spread (Nichol & Dhariwal 2021, section 4).
+        """Select `steps` of `base` steps, evenly spaced (Nichol & Dhariwal 2021, section 4).
 
-        The last step adds no noise, unless `last_noise`: then as much as the network predicts for
-        it, between beta and the variance of the step before (a std of 0.006 for 100 steps).
+        The last step adds noise only with `last_noise`: as predicted, between beta and the variance
+        of the step before (a std of 0.006 for 100 steps).
         """
         if not 2 <= steps <= base:
             raise ValueError(
-                f"head_steps={steps} do not fit the {base} steps that the head was trained with; "
-                f"give 2 to {base}"
+                f"head_steps={steps} do not fit the {base} training steps of the head; give 2 to "
+                f"{base}"
             )
         stride = (base - 1) / (steps - 1)
-        taken = torch.tensor([round(index * stride) for index in range(steps)])
-        share = _shares(base)[taken]  # of the signal's variance, falling
+        index = torch.tensor([round(step * stride) for step in range(steps)])
+        share = _shares(base)[index]  # of the signal's variance, falling
         before = torch.cat((torch.ones(1, dtype=torch.float64), share[:-1]))
         beta = 1 - share / before
         small = beta * (1 - before) / (1 - share)
@@ -131,23 +131,23 @@ class HeadGrid:
         if last_noise:
             std = torch.cat((kernel.std[:-1], small[:1].sqrt()))
             kernel = replace(kernel, std=std)
-        return cls(kernel, taken.flip(0), small.log().flip(0), beta.log().flip(0))
+        return cls(kernel, index.flip(0), small.log().flip(0), beta.log().flip(0))
 
 
 def _shares(base: int) -> Tensor:  # (base,) float64
     """Cumulative products of 1 - beta of the cosine schedule."""
     time = torch.arange(base + 1, dtype=torch.float64) / base
-    wanted = ((time + _OFFSET) / (1 + _OFFSET) * math.pi / 2).cos() ** 2
-    beta = (1 - wanted[1:] / wanted[:-1]).clamp_max(_STEEPEST)
+    signal = ((time + _OFFSET) / (1 + _OFFSET) * math.pi / 2).cos() ** 2
+    beta = (1 - signal[1:] / signal[:-1]).clamp_max(_STEEPEST)
     return (1 - beta).cumprod(0)
 
 
 @dataclass(frozen=True)
-class SampledHead:
+class HeadSampler:
     """A head with its sampler: a `Head` of paths.
 
-    Guidance joins predicted noise, eps = u + s (c - u); the variance is that of the condition.
-    (Joining velocities is the same: in a given state one is a linear function of the other.)
+    Guidance combines predicted noise, eps = u + s (c - u), and keeps the conditional variance.
+    Velocities are combined alike, as they are linear functions of the noise in a given state.
     """
 
     network: Any  # `DiffusionHead`
@@ -168,21 +168,26 @@ class SampledHead:
         return torch.Size([self.network.channels])
 
     @cached_property
-    def ready(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
-        """What the network is told about the time of each step, and its modulations."""
+    def step_inputs(self) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Time embeddings of all steps, and modulations."""
         network, weight = self.network, self.network.input.weight
-        return network.told(self.grid.times.to(weight.device)), network.modulations()
+        return network.embed_time(self.grid.times.to(weight.device)), network.modulations()
 
     def predict(self, states: Tensor, step: Tensor, condition: Tensor, scale: Tensor) -> Prediction:
         branches = condition.shape[1]
-        times, modulations = self.ready
-        shown, told = states.to(condition.dtype), times[step]
+        times, modulations = self.step_inputs
+        inputs, embedded = states.to(condition.dtype), times[step]
         if branches > 1:
-            shown, told = shown.repeat(branches, 1), told.repeat(branches, 1)
+            inputs, embedded = inputs.repeat(branches, 1), embedded.repeat(branches, 1)
         given = condition.transpose(0, 1).flatten(0, 1)  # branch major
-        output = self.network.denoised(shown, told, given, modulations).to(states.dtype)
-        said, spread = output.unflatten(0, (branches, len(states))).chunk(2, -1)
-        joined = said[0] if branches == 1 else said[1] + scale[:, None] * (said[0] - said[1])
+        output = self.network.denoise(inputs, embedded, given, modulations).to(states.dtype)
+        predicted, spread = output.unflatten(0, (branches, len(states))).chunk(2, -1)
+        conditional = predicted[0]
+        joined = (
+            conditional
+            if branches == 1
+            else predicted[1] + scale[:, None] * (conditional - predicted[1])
+        )
         share = (spread[0] + 1) / 2
         low, high = (at_step(table, step, states) for table in (self.grid.low, self.grid.high))
         std = (0.5 * (share * high + (1 - share) * low)).exp() * self.plan.temperature

@@ -1,4 +1,4 @@
-"""Public MAR checkpoints under this package's names, and back. Only names differ."""
+"""Convert public MAR checkpoints to this package's names, and back. Only names differ."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from mmspec.models.mar import MarForImageGeneration
-from mmspec.models.public_weights import names, public_name, taken
+from mmspec.models.public_weights import map_public_weights, parse_names, public_name
 
-NAMES = names(  # ours -> theirs, the first that fits
+NAMES = parse_names(  # own pattern -> public name; the first match counts
     r"""
     class_table\.                           class_emb.
     no_class                                fake_latent
@@ -52,7 +52,7 @@ def load_public(model: MarForImageGeneration, weights: str | Path) -> None:
 
 def from_public(public: Mapping[str, Tensor], model: MarForImageGeneration) -> dict[str, Tensor]:
     """Public weights under the model's names; what the model does not have stays out."""
-    return taken(model.state_dict(), public, lambda name: public_name(name, NAMES))
+    return map_public_weights(model.state_dict(), public, lambda name: public_name(name, NAMES))
 
 
 def to_public(model: MarForImageGeneration) -> dict[str, Tensor]:

@@ -1,13 +1,13 @@
 """Prismatic vision-language models and OpenVLA (Kim et al. 2024), in the style of transformers.
 
 Names of weights are those of public checkpoints (`vision_backbone`, `projector`, `language_model`).
-A picture's features stand right behind the first token of a prompt:
+Image features follow the first token of a prompt:
 
     input_ids     BOS  image image .. image  In  :  What  action ..
     embeddings    BOS  its projected patches  In  :  What  action ..
 
-`PrismaticProcessor` puts the `image` ids there. Prompts of the public processor have none:
-`forward` and `generate` put them in.
+`PrismaticProcessor` inserts the `image` ids. Prompts of the public processor have none; `forward`
+and `generate` insert them.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from transformers import (
 from transformers.initialization import constant_
 from transformers.modeling_outputs import BaseModelOutputWithPooling, CausalLMOutputWithPast
 
-from mmspec import _hf
+from mmspec import _hf, _hf_cache
 from mmspec.models.prismatic_config import OpenVLAConfig, PrismaticConfig
 from mmspec.models.prismatic_processor import PrismaticImageProcessor, PrismaticProcessor
 from mmspec.models.prismatic_vision import (
@@ -40,14 +40,14 @@ from mmspec.models.prismatic_vision import (
 
 
 class PrismaticPreTrainedModel(PreTrainedModel):
-    """What transformers wants to know of the family."""
+    """Flags that transformers reads."""
 
     config: PrismaticConfig
     config_class = PrismaticConfig
     input_modalities = ["image", "text"]  # noqa: RUF012
     supports_gradient_checkpointing = True
     _no_split_modules = ["PrismaticProjector", "LlamaDecoderLayer"]  # noqa: RUF012
-    _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
+    _skip_keys_device_placement = [_hf_cache.CACHE_NAME]  # noqa: RUF012
     _supports_flash_attn = True
     _supports_sdpa = True
     _supports_flex_attn = True
@@ -60,7 +60,7 @@ class PrismaticPreTrainedModel(PreTrainedModel):
 
 
 class PrismaticForConditionalGeneration(PrismaticPreTrainedModel, GenerationMixin):
-    """Reads pictures and text, writes text."""
+    """Generates text from images and text."""
 
     def __init__(self, config: PrismaticConfig) -> None:
         super().__init__(config)
@@ -87,9 +87,9 @@ class PrismaticForConditionalGeneration(PrismaticPreTrainedModel, GenerationMixi
         return self.language_model.get_decoder()
 
     def get_image_features(self, pixel_values: Tensor, **_: Any) -> BaseModelOutputWithPooling:
-        """Features of pictures (n, C, H, W): of the towers, and (`pooler_output`) projected."""
+        """Features of images (n, C, H, W) of the towers, and projected ones (`pooler_output`)."""
         features = self.vision_backbone(pixel_values)
-        projected: Any = list(self.projector(features))  # one per picture, as elsewhere
+        projected: Any = list(self.projector(features))  # one per image, as in transformers
         return BaseModelOutputWithPooling(features, projected)
 
     def forward(
@@ -98,19 +98,21 @@ class PrismaticForConditionalGeneration(PrismaticPreTrainedModel, GenerationMixi
         pixel_values: Tensor | None = None,
         attention_mask: Tensor | None = None,
         position_ids: Tensor | None = None,
-        past_key_values: Any = None,
+        cache: Any = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
         mm_encoder_outputs: dict[str, Any] | None = None,
+        past_key_values: Any = None,
         **kwargs: Any,
     ) -> CausalLMOutputWithPast:
-        """Logits (B, L, V). `pixel_values` (n, C, H, W): as many pictures as the prompts hold.
+        """Logits (B, L, V). `pixel_values` (n, C, H, W): as many images as in the prompts.
 
-        Where prompts have no image ids, L grows by the patches, in `labels` and masks as well.
-        Raises ValueError for pictures and image ids that do not fit.
+        Without image ids in the prompts, L grows by the patches, in `labels` and masks as well.
+        Raises ValueError where images and image ids do not match.
         """
+        cache = past_key_values if cache is None else cache  # its name up to transformers 5.23
         if (input_ids is None) == (inputs_embeds is None):
             raise ValueError("give either input_ids or inputs_embeds")
         if pixel_values is not None and mm_encoder_outputs:
@@ -121,55 +123,55 @@ class PrismaticForConditionalGeneration(PrismaticPreTrainedModel, GenerationMixi
             features = torch.stack(list(mm_encoder_outputs["image"].pooler_output))
             if input_ids is None:
                 raise ValueError(
-                    "pictures go with input_ids; inputs_embeds hold their features already"
+                    "images go with input_ids; inputs_embeds contain their features already"
                 )
-            if _hf.held(past_key_values) == 0 and not self._marks(input_ids).any():
-                input_ids, attention_mask, labels = self.with_image_ids(
+            if _hf_cache.cached_length(cache) == 0 and not self._image_mask(input_ids).any():
+                input_ids, attention_mask, labels = self.insert_image_ids(
                     input_ids, attention_mask, labels
                 )
                 position_ids = None
-            inputs_embeds = self._filled(input_ids, features)
+            inputs_embeds = self._merge_features(input_ids, features)
             input_ids = None
         out: CausalLMOutputWithPast = self.language_model(
             input_ids=input_ids,
             inputs_embeds=inputs_embeds,
             attention_mask=attention_mask,
             position_ids=position_ids,
-            past_key_values=past_key_values,
             labels=labels,
             use_cache=use_cache,
             logits_to_keep=logits_to_keep,
-            **kwargs,
+            **{_hf_cache.CACHE_NAME: cache, **kwargs},
         )
         return out
 
     def generate(self, inputs: Tensor | None = None, *args: Any, **kwargs: Any) -> Any:
-        """As in transformers; what is returned holds the image ids that a prompt lacked."""
+        """As in transformers; the output contains the inserted image ids."""
         library: Any = super()
+        kwargs = _hf_cache.name_cache(kwargs)
         ids = kwargs.pop("input_ids", None) if inputs is None else inputs
         if ids is None:
             return library.generate(None, *args, **kwargs)
-        given = self.completed({**kwargs, "input_ids": ids})
+        given = self.add_image_ids({**kwargs, "input_ids": ids})
         return library.generate(given.pop("input_ids"), *args, **given)
 
-    def completed(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        """A request whose prompts hold image ids where it has a picture."""
+    def add_image_ids(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
+        """Insert image ids into the prompts of a request with an image, unless present."""
         given, ids = dict(inputs), inputs.get("input_ids")
-        shows = given.get("pixel_values") is not None or bool(given.get("mm_encoder_outputs"))
-        if ids is None or not shows or bool(self._marks(ids).any()):
+        has_image = given.get("pixel_values") is not None or bool(given.get("mm_encoder_outputs"))
+        if ids is None or not has_image or bool(self._image_mask(ids).any()):
             return given
         mask = given.get("attention_mask")
-        mask = _hf.inferred_mask(self, ids) if mask is None else mask
-        given["input_ids"], given["attention_mask"], _ = self.with_image_ids(ids, mask)
+        mask = _hf.infer_mask(self, ids) if mask is None else mask
+        given["input_ids"], given["attention_mask"], _ = self.insert_image_ids(ids, mask)
         given.pop("position_ids", None)
         return given
 
-    def with_image_ids(
+    def insert_image_ids(
         self, ids: Tensor, mask: Tensor | None = None, labels: Tensor | None = None
     ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Prompts (B, L) with the ids of one picture behind their first token, (B, L + patches).
+        """Insert the ids of one image after the first token of prompts (B, L): (B, L + patches).
 
-        Mask and labels grow alike; rows may be padded on the left.
+        Mask and labels are extended alike; rows may be padded on the left.
         """
         count = self.vision_backbone.patches
         first = torch.zeros_like(ids[:, :1]) if mask is None else mask.argmax(-1, keepdim=True)
@@ -177,26 +179,28 @@ class PrismaticForConditionalGeneration(PrismaticPreTrainedModel, GenerationMixi
         is_image = (at > first) & (at <= first + count)
         source = torch.where(at > first, at - count, at).clamp_min(0)
 
-        def grown(value: Tensor | None, image: int) -> Tensor | None:
+        def insert(value: Tensor | None, image: int) -> Tensor | None:
             if value is None:
                 return None
             return value.gather(1, source.expand(len(value), -1)).masked_fill(is_image, image)
 
-        marked = grown(ids, int(self.config.image_token_id or 0))
+        marked = insert(ids, int(self.config.image_token_id or 0))
         assert marked is not None
-        return marked, grown(mask, 1), grown(labels, -100)
+        return marked, insert(mask, 1), insert(labels, -100)
 
-    def _marks(self, ids: Tensor) -> Tensor:  # (B, L) bool
+    def _image_mask(self, ids: Tensor) -> Tensor:  # (B, L) bool
         return ids.eq(int(self.config.image_token_id or 0))
 
-    def _filled(self, ids: Tensor, features: Tensor) -> Tensor:  # (B, L), (n, P, D) -> (B, L, D)
-        """Embeddings with features in the places of the image ids, in their order."""
-        marks = self._marks(ids)
+    def _merge_features(
+        self, ids: Tensor, features: Tensor
+    ) -> Tensor:  # (B, L), (n, P, D) -> (B, L, D)
+        """Embed prompts, with features at the positions of the image ids, in order."""
+        marks = self._image_mask(ids)
         found, count = int(marks.sum()), features.shape[0] * features.shape[1]
         if found != count:
             raise ValueError(
-                f"the prompts hold {found} image ids, but {len(features)} pictures give "
-                f"{features.shape[1]} features each; give a picture for every "
+                f"the prompts have {found} image ids, but {len(features)} images give "
+                f"{features.shape[1]} features each; give an image for every "
                 f"{features.shape[1]} of them"
             )
         embeds: Tensor = self.get_input_embeddings()(ids)
@@ -204,7 +208,7 @@ class PrismaticForConditionalGeneration(PrismaticPreTrainedModel, GenerationMixi
 
 
 class OpenVLAForActionPrediction(PrismaticForConditionalGeneration):
-    """A policy: what it writes behind a prompt are ids of action bins."""
+    """A policy: it generates ids of action bins after a prompt."""
 
     config: OpenVLAConfig
     config_class = OpenVLAConfig
@@ -217,10 +221,10 @@ MODELS: dict[type[PrismaticConfig], type[PrismaticForConditionalGeneration]] = {
 
 
 def register() -> None:
-    """Tell the Auto classes of transformers, so that folders load without code of their own."""
+    """Register with the Auto classes of transformers, so that folders load without remote code."""
     for config, model in MODELS.items():
         AutoConfig.register(config.model_type, config, exist_ok=True)
         AutoModelForImageTextToText.register(config, model, exist_ok=True)
-        made: dict[str, type] = {"torchvision": PrismaticImageProcessor}
-        AutoImageProcessor.register(config, image_processor_classes=made, exist_ok=True)
+        processors: dict[str, type] = {"torchvision": PrismaticImageProcessor}
+        AutoImageProcessor.register(config, image_processor_classes=processors, exist_ok=True)
         AutoProcessor.register(config, PrismaticProcessor, exist_ok=True)

@@ -20,11 +20,11 @@ class PrismaticConfig(PreTrainedConfig):
 
     Lists have one entry per tower: `timm_model_ids` names of timm, `timm_override_act_layers` their
     activations (None = the tower's own), `image_sizes` sides in pixels, `timm_kwargs` arguments of
-    `timm.create_model` that change a tower (`{}` = as published). `image_token_id` stands for a
-    feature of a picture in `input_ids`; if not given it is the second of the `pad_to_multiple_of`
-    rows that fill up the published vocabulary (the first is the padding token).
+    `timm.create_model` that change a tower (`{}` = as published). `image_token_id` is the
+    placeholder of an image feature in `input_ids`; default: the second of the `pad_to_multiple_of`
+    rows that pad the published vocabulary (the first is the padding token).
 
-    Raises ValueError for lists of other lengths, and for ids and strategies that cannot be.
+    Raises ValueError for lists of other lengths, ids out of range and unknown strategies.
     """
 
     model_type = "prismatic"
@@ -73,7 +73,7 @@ class PrismaticConfig(PreTrainedConfig):
         if not 0 <= self.image_token_id < text.vocab_size:
             raise ValueError(
                 f"image_token_id={self.image_token_id} is none of the {text.vocab_size} rows of "
-                "the vocabulary; give one that no word has"
+                "the vocabulary; give an unused one"
             )
 
 
@@ -87,7 +87,7 @@ class OpenVLAConfig(PrismaticConfig):
 
 
 def check_per_tower(settings: Any, *names: str) -> None:
-    """Refuse lists without an entry for each tower, and unknown resizing. Raises ValueError."""
+    """Refuse lists without one entry per tower, and unknown resizing. Raises ValueError."""
     count = 2 if settings.use_fused_vision_backbone else 1
     for name in names:
         found = len(getattr(settings, name))
@@ -111,12 +111,12 @@ def _check_towers(config: PrismaticConfig) -> None:
     sizes = config.image_sizes or []
     if len(set(sizes)) > 1:
         raise ValueError(
-            f"image_sizes={sizes} differ, but fused towers read one picture; give the same size"
+            f"image_sizes={sizes} differ, but fused towers read one image; give the same size"
         )
     count = 2 if config.use_fused_vision_backbone else 1
     projector = PROJECTORS[bool(config.use_fused_vision_backbone)]
     if (config.arch_specifier or "").split("+")[-1] != projector:
         raise ValueError(
             f"arch_specifier={config.arch_specifier!r} names another projector than {projector!r}, "
-            f"the one behind {count} tower{'s' * (count > 1)}; give 'no-align+{projector}'"
+            f"the one of {count} tower{'s' * (count > 1)}; give 'no-align+{projector}'"
         )

@@ -1,8 +1,8 @@
-"""Vision towers of timm as Prismatic joins them, and the projector behind (Karamcheti et al. 2024).
+"""Vision towers of timm and the projector of Prismatic models (Karamcheti et al. 2024).
 
-Patch features are those of the last block but one. Two towers read the same picture, each with
-colours of its own: `pixel_values` (n, 6, H, W) hold three channels for each, and their features
-stand side by side.
+Patch features are those of the last block but one. Two towers read the same image, each with its
+own normalisation: `pixel_values` (n, 6, H, W) hold three channels for each, and their features are
+concatenated.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ class PrismaticVisionBackbone(nn.Module):
             second = _tower(config, 1)
             if second.patch_embed.num_patches != self.patches:
                 raise ValueError(
-                    f"the towers cut a picture into {self.patches} and "
-                    f"{second.patch_embed.num_patches} patches, which cannot stand side by side; "
-                    "give them the same patch_size in timm_kwargs"
+                    f"the towers cut an image into {self.patches} and "
+                    f"{second.patch_embed.num_patches} patches, which cannot be concatenated; give "
+                    "them the same patch_size in timm_kwargs"
                 )
             self.width += second.embed_dim
             self.fused_featurizer = second
@@ -44,13 +44,13 @@ class PrismaticVisionBackbone(nn.Module):
         return 3 if self.fused_featurizer is None else 6
 
     def forward(self, pixel_values: Tensor) -> Tensor:  # (n, C, H, W) -> (n, patches, width)
-        """Features of pictures. Raises ValueError for another number of channels, another size."""
-        wanted = (self.channels, self.size, self.size)
-        if pixel_values.dim() != 4 or tuple(pixel_values.shape[1:]) != wanted:
+        """Features of images. Raises ValueError for wrong numbers of channels and sizes."""
+        expected = (self.channels, self.size, self.size)
+        if pixel_values.dim() != 4 or tuple(pixel_values.shape[1:]) != expected:
             raise ValueError(
                 f"pixel_values have shape {tuple(pixel_values.shape)}, but this model reads "
-                f"(pictures, {self.channels}, {self.size}, {self.size}); pass what "
-                "PrismaticProcessor makes of the pictures"
+                f"(images, {self.channels}, {self.size}, {self.size}); pass the output of "
+                "PrismaticProcessor"
             )
         pixel_values = pixel_values.to(self.featurizer.patch_embed.proj.weight.dtype)
         features = _penultimate(self.featurizer, pixel_values[:, :3])
@@ -60,7 +60,7 @@ class PrismaticVisionBackbone(nn.Module):
 
 
 class PrismaticProjector(nn.Module):
-    """Features (n, P, width) to embeddings (n, P, D); behind two towers with a wide first layer."""
+    """Projects features (n, P, width) to (n, P, D); with a wide first layer for two towers."""
 
     def __init__(self, width: int, hidden_size: int, is_fused: bool) -> None:
         super().__init__()
@@ -87,9 +87,9 @@ class PrismaticLayerScale(nn.Module):
 
 
 def _tower(config: PrismaticConfig, at: int) -> Any:
-    """A tower of timm; its unused last block and pooling are kept, as published weights have them.
+    """Make a tower of timm, with the unused last block and pooling, which published weights have.
 
-    Raises ValueError for names that timm does not have and towers that are no such transformers.
+    Raises ValueError for unknown names and towers that are not vision transformers.
     """
     name = (config.timm_model_ids or [])[at]
     own = {
@@ -101,7 +101,7 @@ def _tower(config: PrismaticConfig, at: int) -> Any:
         tower: Any = timm.create_model(name, pretrained=False, num_classes=0, **own)
     except (RuntimeError, TypeError) as error:
         raise ValueError(
-            f"timm {timm.__version__} makes no tower {name!r} with {own} ({error}); check "
+            f"timm {timm.__version__} cannot make tower {name!r} with {own} ({error}); check "
             "timm_model_ids and timm_kwargs"
         ) from error
     if type(tower).__name__ != "VisionTransformer" or len(tower.blocks) < 2:
@@ -109,14 +109,14 @@ def _tower(config: PrismaticConfig, at: int) -> Any:
             f"timm's {name!r} is a {type(tower).__name__}, but a tower is a VisionTransformer of "
             f"two or more blocks; choose one such as {DINO_SIGLIP[0]}"
         )
-    for place, module in list(tower.named_modules()):
+    for name, module in list(tower.named_modules()):
         if isinstance(module, LayerScale):
-            tower.set_submodule(place, PrismaticLayerScale(module))
+            tower.set_submodule(name, PrismaticLayerScale(module))
     return tower
 
 
 def _penultimate(tower: Any, pixels: Tensor) -> Tensor:  # (n, 3, H, W) -> (n, patches, width)
-    """Patch features behind the last block but one, without class and register tokens."""
+    """Patch features of the last block but one, without class and register tokens."""
     (features,) = tower.forward_intermediates(
         pixels,
         indices=[len(tower.blocks) - 2],

@@ -1,4 +1,4 @@
-"""Public checkpoints under this package's names: a table of names, and checks."""
+"""Rename weights of public checkpoints to this package's names, by tables of patterns."""
 
 from __future__ import annotations
 
@@ -10,35 +10,35 @@ from torch import Tensor
 Names = tuple[tuple[str, str], ...]  # ours, a pattern -> theirs
 
 
-def names(table: str) -> Names:
-    """A table of two columns, ours and theirs."""
+def parse_names(table: str) -> Names:
+    """Parse a table of two columns: own pattern, public name."""
     rows = (line.split() for line in table.strip().split("\n"))
     return tuple((ours, theirs) for ours, theirs in rows)
 
 
-def public_name(name: str, names: Names) -> str:
-    """The public name of one of a model's weights, by the first pattern that fits its begin."""
-    for ours, theirs in names:
+def public_name(name: str, parse_names: Names) -> str:
+    """Return the public name of a weight, by the first pattern that matches its beginning."""
+    for ours, theirs in parse_names:
         renamed, count = re.subn(f"^{ours}", theirs, name)
         if count:
             return renamed
     raise AssertionError(f"{name} has no public name")
 
 
-def taken(
+def map_public_weights(
     own: Mapping[str, Tensor],
     public: Mapping[str, Tensor],
     theirs: Callable[[str], str],
     part: Callable[[str, Tensor], Tensor] = lambda _, value: value,
 ) -> dict[str, Tensor]:
-    """Public weights under the names of a model's `own`; others stay out.
+    """Rename public weights to the names in `own`; drop others.
 
-    `part` is what a weight takes of the public one. Raises ValueError for what is missing or of
-    another shape.
+    `part` extracts a weight from the public one. Raises ValueError for missing weights and other
+    shapes.
     """
-    lacking = sorted({theirs(name) for name in own} - set(public))
-    if lacking:
-        raise ValueError(f"the public weights lack {', '.join(lacking[:5])}")
+    missing = sorted({theirs(name) for name in own} - set(public))
+    if missing:
+        raise ValueError(f"the public weights lack {', '.join(missing[:5])}")
     ours = {name: part(name, public[theirs(name)]) for name in own}
     for name, value in ours.items():
         if value.shape != own[name].shape:

@@ -1,9 +1,9 @@
-"""The convolutional decoder of VQGAN: a grid of code vectors becomes a picture.
+"""The convolutional decoder of VQGAN: decodes a grid of code vectors to an image.
 
-Esser et al. 2021 ("Taming transformers"). One architecture serves the tokenisers of Chameleon
-(Gafni et al. 2022; Anole, Lumina-mGPT), of LlamaGen (Sun et al. 2024) and of Janus: they differ in
-widths and in whether the deepest level attends. Module names are those of the original, level 0
-being the finest.
+Esser et al. 2021 ("Taming transformers"). The tokenisers of Chameleon (Gafni et al. 2022; Anole,
+Lumina-mGPT), LlamaGen (Sun et al. 2024) and Janus share this architecture: they differ in widths
+and in attention at the deepest level. Module names are those of the original; level 0 is the
+finest.
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ class VQGANDecoder(nn.Module):
         levels = []
         for level in range(deepest, -1, -1):
             inner = base_channels * multipliers[level]
-            there = attends and level == deepest
-            levels.append(Level(width, inner, blocks + 1, there, upsamples=level > 0))
+            has_attention = attends and level == deepest
+            levels.append(Level(width, inner, blocks + 1, has_attention, upsamples=level > 0))
             width = inner
         self.up = nn.ModuleList(reversed(levels))
         self.norm_out = _norm(width)
@@ -80,7 +80,7 @@ class Level(nn.Module):
 
 
 class ResidualBlock(nn.Module):
-    """Two normalised convolutions beside a shortcut."""
+    """Two normalised convolutions with a residual connection."""
 
     def __init__(self, width: int, out: int) -> None:
         super().__init__()
@@ -93,13 +93,13 @@ class ResidualBlock(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         inner = self.conv1(functional.silu(self.norm1(states)))
         inner = self.conv2(functional.silu(self.norm2(inner)))
-        past = self.nin_shortcut(states) if self.widens else states
-        out: Tensor = past + inner
+        shortcut = self.nin_shortcut(states) if self.widens else states
+        out: Tensor = shortcut + inner
         return out
 
 
 class Attend(nn.Module):
-    """One head of attention between all places of the grid."""
+    """Single-head attention over all positions of the grid."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -121,8 +121,8 @@ def _norm(width: int) -> nn.GroupNorm:
     return nn.GroupNorm(32, width, eps=1e-6)
 
 
-def pixels_of(codebook: Tensor, codes: Tensor, widen: nn.Module, decoder: nn.Module) -> Tensor:
-    """Decode code indices (B, H, W) by a codebook (K, d): look up, widen, decode."""
+def decode_codes(codebook: Tensor, codes: Tensor, widen: nn.Module, decoder: nn.Module) -> Tensor:
+    """Decode code indices (B, H, W) with a codebook (K, d)."""
     latents = rearrange(functional.embedding(codes, codebook), "b h w d -> b d h w")
     pixels: Tensor = decoder(widen(latents))
     return pixels

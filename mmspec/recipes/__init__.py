@@ -1,8 +1,9 @@
-"""The folder is the registry: every file is a recipe, its name with hyphens is the key.
+"""Find recipes: every file of this folder is one, its name with hyphens is the key.
 
-Other packages add theirs by entry points of the group "mmspec.recipes": the name is the key, and
-what it points to is a module with a `RECIPE`. What recipes are about stands in `index.json` too,
-so that it can be listed without importing torch; an entry whose file has changed is not believed.
+Other packages add theirs by entry points of the group "mmspec.recipes": the name is the key, the
+value a module with a `RECIPE`. `index.json` caches descriptions, so that light commands list them
+without importing torch; an entry is used only if the hash of its file matches, else the recipe
+itself is read. `mmspec recipes --write` brings the cache up to date.
 """
 
 from __future__ import annotations
@@ -23,16 +24,18 @@ from typing import TYPE_CHECKING, Any
 from mmspec.errors import first_line
 
 if TYPE_CHECKING:
+    from mmspec.modality import Modality
     from mmspec.recipe import Recipe
 
 GROUP = "mmspec.recipes"
 INDEX = Path(__file__).parent / "index.json"
+LAYOUT = b"2"  # of an entry; part of its hash, so that entries of another layout are not used
 
 
 @lru_cache(maxsize=1)
 def modules() -> Mapping[str, str]:
-    """The module of each recipe, by key. Raises ValueError where two share one."""
-    found = _own()
+    """Map each key to its module. Raises ValueError if two recipes share a key."""
+    found = own_names()
     for point in entry_points(group=GROUP):
         if found.setdefault(point.name, point.value) != point.value:
             raise ValueError(
@@ -45,7 +48,7 @@ def modules() -> Mapping[str, str]:
 @lru_cache(maxsize=8)
 def names(*decodes: str) -> tuple[str, ...]:
     """Keys of all recipes, or of those that decode "tokens", "latents", "patches", ..."""
-    return tuple(name for name in modules() if not decodes or about(name)["decodes"] in decodes)
+    return tuple(name for name in modules() if not decodes or describe(name)["decodes"] in decodes)
 
 
 @lru_cache(maxsize=256)
@@ -57,24 +60,24 @@ def get(name: str) -> Recipe:
         return replace(recipe, name=name)
     except (AttributeError, TypeError) as error:
         raise ValueError(
-            f"recipe {name!r}: module {module.__name__} has no RECIPE that is a Recipe; mend the "
-            "package that it is of, or uninstall that"
+            f"recipe {name!r}: module {module.__name__} has no RECIPE that is a Recipe; fix its "
+            "package, or uninstall it"
         ) from error
 
 
 def check_decodes(
     recipe: Recipe, decodes: Sequence[str], model: Any, lacks: Sequence[str] = ()
 ) -> None:
-    """Refuse a recipe for models of another sort. Raises ValueError naming those that fit.
+    """Refuse a recipe for another kind of model. Raises ValueError naming those that fit.
 
-    `decodes` are the sorts that fit, the model's own first; `model` may be the name of one. A
-    recipe with an option that the model `lacks` does not fit either.
+    `decodes` are the kinds that fit, the model's own first; `model` may be its name. A recipe with
+    an option that the model `lacks` is refused too.
     """
     what = model if isinstance(model, str) else f"a {type(model).__name__}"
     missing = [one for one in lacks if one in recipe.options]
     if missing:
         raise ValueError(
-            f"recipe {recipe.name or 'custom'!r} goes by a {' and '.join(missing)}, and {what} has "
+            f"recipe {recipe.name or 'custom'!r} needs a {' and '.join(missing)}, and {what} has "
             f"none; choose one of {', '.join(names(decodes[0]))}"
         )
     if recipe.decodes not in decodes:
@@ -84,31 +87,45 @@ def check_decodes(
         )
 
 
+def find_misfit(name: str, modality: Modality) -> str | None:
+    """Why no model of a modality can use a recipe, in a few words; None if it fits.
+
+    A model may still lack what its modality offers; binding the recipe decides.
+    """
+    found = describe(name)
+    if found["decodes"] not in modality.all_decodes:
+        return f"decodes {found['decodes']}, not {modality.decodes}"
+    missing = [one for one in modality.unsupported_options if one in found["options"]]
+    missing += [one for one in found["needs"] if one not in (*modality.offers, *missing)]
+    return f"needs {' and '.join(missing)}" if missing else None
+
+
 def summary(name: str) -> str:
     """The first line of the recipe's docstring."""
-    return str(about(name)["summary"])
+    return str(describe(name)["summary"])
 
 
-def about(name: str) -> dict[str, Any]:
-    """A recipe as plain data: out of the index, or out of its module where that is not in it."""
-    _module(name)  # refuses what there is not
+def describe(name: str) -> dict[str, Any]:
+    """A recipe as plain data, from the index if its entry is up to date, else from its module."""
+    _module(name)  # raises for unknown names
     entry = _index().get(name)
-    if entry is None or name not in _own() or entry.get("sha256") != _digest(_file(name)):
-        return described(name)
+    if entry is None or name not in own_names() or entry.get("sha256") != _digest(_file(name)):
+        return describe_module(name)
     return {key: value for key, value in entry.items() if key != "sha256"}
 
 
-def described(name: str) -> dict[str, Any]:
-    """A recipe as plain data, out of its module."""
-    recipe, words = get(name), (_read(name).__doc__ or "").strip()
+def describe_module(name: str) -> dict[str, Any]:
+    """A recipe as plain data, from its module."""
+    recipe, text = get(name), (_read(name).__doc__ or "").strip()
     kit = recipe.compressor
     found = {
         "name": name,
-        "summary": words.partition("\n")[0],
-        "description": words,
+        "summary": text.partition("\n")[0],
+        "description": text,
         "parts": recipe.axes(),
         "exact": recipe.exact,
         "proposal kinds": [kind.name for kind in recipe.verifier.kinds],
+        "needs": [*recipe.needs],
         "needs drafter": recipe.takes_drafter,
         "sees": recipe.sees,
         "compressor": None if kit is None else repr(kit),
@@ -122,14 +139,15 @@ def described(name: str) -> dict[str, Any]:
 
 
 def index() -> str:
-    """The file `index.json` as it must be, read from the recipes of this package themselves."""
-    entries = {name: {**described(name), "sha256": _digest(_file(name))} for name in _own()}
+    """The content of `index.json`, made from the recipes of this package."""
+    own = own_names()
+    entries = {name: {**describe_module(name), "sha256": _digest(_file(name))} for name in own}
     return json.dumps(entries, indent=1, ensure_ascii=False) + "\n"
 
 
 @lru_cache(maxsize=1)
 def _index() -> Mapping[str, Any]:
-    """What was written down; nothing where that cannot be read, so that modules are."""
+    """The cached entries; empty if the file cannot be read."""
     try:
         read: Mapping[str, Any] = json.loads(INDEX.read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -137,8 +155,8 @@ def _index() -> Mapping[str, Any]:
     return read
 
 
-def _own() -> dict[str, str]:
-    """Recipes of this folder and their modules."""
+def own_names() -> dict[str, str]:
+    """Map the recipes of this folder to their modules."""
     found = sorted(module.name for module in pkgutil.iter_modules(__path__))
     return {name.replace("_", "-"): f"{__name__}.{name}" for name in found}
 
@@ -157,16 +175,16 @@ def _module(name: str) -> str:
 
 
 def _read(name: str) -> ModuleType:
-    """The module of a recipe. Raises ValueError naming one that cannot be imported."""
+    """Import the module of a recipe. Raises ValueError naming one that cannot be imported."""
     module = _module(name)
     try:
         return importlib.import_module(module)
     except Exception as error:
         raise ValueError(
-            f"recipe {name!r}: {module} cannot be imported ({first_line(error)}); mend the package "
-            "that it is of, or uninstall that"
+            f"recipe {name!r}: {module} cannot be imported ({first_line(error)}); fix its package, "
+            "or uninstall it"
         ) from error
 
 
 def _digest(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return hashlib.sha256(LAYOUT + file.read_bytes()).hexdigest()

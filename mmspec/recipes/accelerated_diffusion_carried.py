@@ -1,10 +1,10 @@
-"""Speculative diffusion, carried: every step is drafted with what was last seen at that very step.
+"""Speculative diffusion, carried: each step is drafted with its own last prediction.
 
 The window of ParaDiGMS (Shih et al. 2023) under the reflection coupling of De Bortoli et al. 2025.
-A call looks at a whole window; what it saw behind a rejection is not thrown away, but drafts the
-same steps again. Exact: the distribution of the samples is that of the same stochastic sampler,
-because a prediction made at a state is used for that step and later ones only, whose noise no
-decision has looked at yet. Takes the fewest calls of all recipes that need no draft model.
+A call predicts a whole window; predictions after a rejection draft the same steps again. Exact: the
+distribution of the samples is that of the same stochastic sampler, because a prediction made at a
+state is used for that step and later ones only, whose noise no decision has used yet. It takes the
+fewest calls of all recipes without a draft model.
 """
 
 from mmspec.drafters.denoising.frozen import with_old_predictions
@@ -15,7 +15,7 @@ from mmspec.verifiers.reflection import Reflection
 RECIPE = with_old_predictions(
     carried_window,
     Reflection(),
-    Window(pace=Mismatch(most=3.0)),
+    Window(pace=Mismatch(max_deviations=3.0)),
     paper="Shih et al. 2023; De Bortoli et al. 2025",
     reconstructed="the combination of the two is this project's",
 )

@@ -2,7 +2,7 @@
 
 Bullo et al. 2026 (D-GRS): siblings are independent draws around one frozen prediction, coupled with
 the target by recursive rejection along the line between the two means. Exact, as the chain is
-(recipe "asd"); more siblings are accepted more often, and every one costs a row of the network.
+(recipe "asd"); more siblings are accepted more often, and each costs a row of the network.
 """
 
 from mmspec.drafters.denoising.frozen import frozen_with_one_deviation, with_old_predictions

@@ -4,9 +4,9 @@ Sun et al. 2024 (ICLR 2025), algorithm 2. Exact in distribution and never shorte
 sampling; the gain grows with draft length and temperature. Greedy output is the target's own.
 """
 
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.shapes import Chain
 from mmspec.verifiers.block import Block
 
 RECIPE = with_draft_model(

@@ -1,8 +1,8 @@
-"""Block-verified diffusion: the longest run of drafted states that stands as a whole is kept.
+"""Block-verified diffusion: accept the longest prefix of drafted states jointly.
 
-Soen et al. 2026, of which the abstract alone was at hand: reconstructed from block verification of
-tokens (Sun et al. 2024) with densities for probabilities. Exact, and never shorter in expectation
-than deciding step by step. The noise of a draft is that of its round.
+Soen et al. 2026, reconstructed from the abstract, from block verification of tokens (Sun et al.
+2024) with densities for probabilities. Exact, and never shorter in expectation than deciding step
+by step. The noise of a draft is that of its round.
 """
 
 from mmspec.drafters.denoising.frozen import frozen_with_one_deviation, with_old_predictions

@@ -1,16 +1,16 @@
-"""Codec-MTP: heads say the next tokens at once, and the best path through them is spoken unchecked.
+"""Codec-MTP: heads predict several tokens, and the best path is accepted without verification.
 
 Nguyen et al. 2025 (ICASSP), "Accelerating codec-based speech synthesis with multi-token prediction
 and speculative decoding". Multi-token heads on the target's last state give the `k` likeliest
-candidates of each of `n` - 1 places; Viterbi chooses among their paths by the heads and, `lam`
-strong, by how often tokens followed each other in training. Every forward keeps n tokens, and
-nothing is verified. Lossy: `over_accepted_mass` says by how much the target would have said
-otherwise, counted as point masses. n=1 is plain decoding with the same seed; lam=0 takes each
-head's own choice. With verifier="coupled" the block is only a draft, and the output is exact.
+candidates of each of `n` - 1 positions; Viterbi chooses among their paths by the heads' scores and,
+with weight `lam`, by bigram counts of the training data. Every forward keeps n tokens, and nothing
+is verified. Lossy: `over_accepted_mass` measures the difference to the target, with tokens as point
+masses. n=1 is plain decoding with the same seed; lam=0 takes each head's own choice. With
+verifier="coupled" the block is only a draft, and the output is exact.
 
 Reconstructed: the score of a path, and that the first token of a block is the target's own choice,
-as in plain decoding, which the search starts from and does not trade away. The table is of
-neighbouring pairs, additively smoothed. Sampled scores carry the noise of their places.
+as in plain decoding, where the search starts. The bigram table is additively smoothed. Sampled
+scores include the noise of their positions.
 """
 
 from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, SEES
@@ -26,6 +26,7 @@ RECIPE = Recipe(
     sees=SEES,
     draft_model=(MULTI_TOKEN_HEADS,),
     options={"n": 4, "k": 8, "lam": 1.0},
+    needs=("speech tokens",),
     paper="Nguyen et al. 2025 (Codec-MTP)",
     reconstructed="the score of a path, the first token of a block, n, k and lam",
 )

@@ -1,18 +1,18 @@
-"""CSpD as released: a small MAR drafts continuous tokens, the last Gaussians decide. Lossy.
+"""CSpD as released: a small MAR drafts continuous tokens, and their last Gaussians decide. Lossy.
 
 Wang et al. 2024, "Continuous speculative decoding for autoregressive image generation" (arXiv
 2411.11925). The target takes the first steps alone (`prefill`), then a small model drafts up to the
-next multiple of `length` under the target's own noise; one pass of the target, which reads none of
-the draft, judges all cells of it by a tempered density ratio. Lossy: `mmspec.verifiers.
-released_ratio` names what the public code does otherwise than its theory, point by point; `tau`,
-`factor`, `tries` and `fallback` are its settings. Every block costs one pass, as it would if the
-target itself took fewer, wider steps. For an exact variant see the recipe "cspd-coupled".
+next multiple of `length` under the target's own noise; one pass of the target, which does not read
+the draft, judges all its cells by a tempered density ratio. Lossy: `mmspec.verifiers.
+released_ratio` lists where the public code departs from its theory; `tau`, `factor`, `tries` and
+`fallback` are its settings. Every block costs one pass, as it would if the target itself took
+fewer, wider steps. For an exact variant see the recipe "cspd-coupled".
 """
 
 from mmspec.draft import Verifier
 from mmspec.drafters.denoising.patches import SMALL_MAR, aligned_to_milestones
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.released_ratio import ReleasedRatio
 

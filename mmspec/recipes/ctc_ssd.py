@@ -1,20 +1,20 @@
 """CTC-SSD: the CTC head of a speech model's encoder drafts the whole transcript at once.
 
 Saon et al. 2026, "Self-speculative decoding with CTC encoder drafts". The greedy path of the head,
-tokenized anew, is kept as it is where no frame's entropy exceeds `tau_ctc` nats (the language model
-then never runs); else one pass of the language model keeps tokens while p >= `tau_slm`, the end of
-the text among them, and goes on from there by itself. The encoder runs once for both. Lossy, as
-`unverified_tokens` and the word error rate tell; greedy decoding with tau_ctc=-1 and tau_slm above
-0.5 is exact. The defaults are the published run of the 1B model.
+retokenized, is kept unchanged if no frame's entropy exceeds `tau_ctc` nats (the language model then
+never runs); else one pass of the language model accepts tokens while p >= `tau_slm`, the end of the
+text included, and plain decoding continues from there. The encoder runs once for both. Lossy, as
+measured by `unverified_tokens` and the word error rate; greedy decoding with tau_ctc=-1 and tau_slm
+above 0.5 is exact. The defaults are the published run of the 1B model.
 
-`fallback="restart"` is the released script: a draft that fails anywhere is forgotten, and its end
-is not checked; `check_end` has that checked or not in either case. `tokenizer` is that beside the
-model's weights, unless given. Reconstructed: the check of the end, which the script lacks; beams.
+`fallback="restart"` is the released script: a draft with a rejected token is dropped, and its end
+is not verified; `check_end` overrides that. `tokenizer` defaults to the one in the model's folder.
+Reconstructed: the check of the end, which the script lacks; beams.
 """
 
 from mmspec.draft import Gate, Verifier
 from mmspec.drafters.neural.ctc_draft import WholeText, ctc_head, end_of
-from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.recipe import CTC_HEAD, Deferred, Kit, Recipe
 from mmspec.verifiers.all_or_nothing import AllOrNothing
 from mmspec.verifiers.entropy_gate import EntropyGate
 from mmspec.verifiers.likelihood_floor import LikelihoodFloor
@@ -51,7 +51,7 @@ RECIPE = Recipe(
         "tokenizer": None,
     },
     sees="encoder",
-    hears=True,
+    needs=(CTC_HEAD,),
     paper="Saon et al. 2026",
     reconstructed="the check of the end",
 )

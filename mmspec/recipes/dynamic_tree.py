@@ -1,7 +1,8 @@
-"""Dynamic tree: grow the likeliest paths of a small model, verify the best nodes of all.
+"""Dynamic tree: expand the likeliest paths of a small model, verify the best nodes.
 
 The tree of EAGLE-2 (Li et al. 2024, section 4; OPT-Tree, Wang et al. 2024) over an independent
-draft model. Exact: nodes are chosen by looking at them, so each counts as a deterministic proposal.
+draft model. Exact: nodes are selected by their probability, so each counts as a deterministic
+proposal.
 """
 
 from mmspec.drafters.neural.feature_head import with_draft_model

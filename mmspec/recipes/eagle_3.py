@@ -1,11 +1,11 @@
-"""EAGLE-3: a head on three layers of the target, taught on its own states, grows a dynamic tree.
+"""EAGLE-3: a head on three layers of the target, trained on its own states, drafts a dynamic tree.
 
 Li et al. 2025, "EAGLE-3: scaling up inference acceleration of large language models via
 training-time test". The drafter is a `mmspec.models.heads.eagle3.Eagle3Head` over hidden states 2,
 L // 2 and L - 3 of the target, counted as in Hugging Face, with an output head of its own over
-often said tokens, trained by `mmspec.training.self_fed.EAGLE3`. Every level expands the 10
-likeliest paths, and the 59 likeliest nodes of 8 levels are verified as deterministic candidates.
-Exact, with any head. Reconstructed: verified with coupled noise, as in `eagle-2`.
+frequent tokens, trained by `mmspec.training.self_fed.EAGLE3`. Every level expands the 10 likeliest
+paths, and the 59 likeliest nodes of 8 levels are verified as deterministic candidates. Exact, with
+any head. Reconstructed: verified with coupled noise, as in `eagle-2`.
 """
 
 from mmspec.draft import Kind

@@ -1,11 +1,10 @@
-"""EdgeSD: a tree of shortest paths, by a small model that reads merged visual tokens.
+"""EdgeSD: a small model on merged visual tokens drafts a tree of shortest paths.
 
-Huang et al. 2026 (IEEE TMC). The nodes that lie nearest, in nats, keep most tokens; all that lie in
-one bucket are expanded by one forward (delta-stepping). Visual tokens alike are merged before the
-draft model reads them. Exact for the target that is given: it reads the picture whole here, where
-the paper's cloud gets the merged tokens too. Reconstructed: buckets of half a nat, 32 nodes, a half
-of the tokens merged; verified with coupled noise. Both models run in one process. Drafters that see
-no picture draft without it.
+Huang et al. 2026 (IEEE TMC). Nodes are expanded by distance in nats, all of one bucket by one
+forward (delta-stepping). Similar visual tokens are merged before the draft model reads them. Exact:
+the target reads the whole image, where the paper's cloud reads merged tokens too. Reconstructed:
+buckets of half a nat, 32 nodes, half of the tokens merged; verified with coupled noise. Both models
+run in one process. Drafters without image input draft without it.
 """
 
 from mmspec.compressors.bipartite_merge import BipartiteMerge

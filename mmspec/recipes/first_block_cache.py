@@ -1,7 +1,7 @@
-"""First-block cache: while the first block hardly changes, the others are not computed.
+"""First-block cache: the other blocks are skipped while the first one hardly changes.
 
 The cache of diffusers (after TeaCache, Liu et al. 2025, and ParaAttention), as a baseline for
-speca: it checks before, with the first block, where SpeCa checks after, with the last. Lossy. A
+speca: it checks with the first block before a step, SpeCa with the last block after it. Lossy. A
 `threshold` below 0 changes nothing.
 """
 

@@ -1,8 +1,8 @@
-"""Speculative sampling of deep frames: codes are walked one by one, through frames.
+"""Speculative sampling of deep frames: codes are verified one by one, across frames.
 
-Leviathan et al. 2023, carried over: frames of a backbone and a depth decoder (CSM) are a flat
-sequence of codes, whose distributions two passes give. Exact: the distribution is the target's, its
-draws are others than plain decoding's. Right for delay patterns, too, where `frame-joint` accepts
+Leviathan et al. 2023, applied to frames: those of a backbone and a depth decoder (CSM) are a flat
+sequence of codes, whose distributions two passes give. Exact: the distribution is the target's,
+with other samples than plain decoding. Also exact for delay patterns, where `frame-joint` accepts
 more.
 """
 

@@ -1,12 +1,12 @@
-"""Frames that were said before: what followed the last frame, or one like it, is proposed again.
+"""Frame lookup: propose again what followed an earlier frame like the last one.
 
-Prompt lookup (Saxena 2023) over frames of several codebooks. Exact, and needs no draft model; wins
-where sound stands still or repeats.
+Prompt lookup (Saxena 2023) over frames of several codebooks. Exact, and needs no draft model;
+useful where sound is constant or repeats.
 """
 
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.frame_lookup import frame_lookup
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled_frames import CoupledFrames
 

@@ -5,8 +5,8 @@ Near-optimal acceptance at O(V).
 Hu et al. 2025, "Towards optimal multi-draft speculative decoding". Exact in distribution.
 """
 
-from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.shapes import StaticTree
 from mmspec.trees import Tree
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
 

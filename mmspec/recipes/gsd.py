@@ -1,4 +1,4 @@
-"""GSD: Jacobi drafts of picture tokens are accepted by groups of tokens instead of one by one.
+"""GSD: Jacobi drafts of image tokens are accepted by groups of similar tokens.
 
 So et al. 2025, "Grouped speculative decoding for autoregressive image generation". On top of SJD
 (Teng et al. 2025): draft token x is accepted with min(1, P/Q), P and Q the mass of its group under
@@ -7,17 +7,16 @@ probability differs by `gap` or more, and those `distance` or more away: a squar
 rows of the input embedding, as in the code, or between the vectors of a `codebook`
 (`mmspec.codes.codebook.Codebook`) where one is given. Lossy; size=0 is exact, as SJD is. The paper
 tries sizes 3, 10, 25 and 50; the defaults are those of its code, whose distance suits the embedding
-of Lumina-mGPT. `suffix` is what becomes of the tokens behind a rejected one: "resample" draws them
-anew, as in the paper, "couple" keeps what MC-SJD keeps (So et al. 2026). Reconstructed: windows
-that reach tokens which are no codes; of a model that speaks no picture tokens only rank and gap
-count.
+of Lumina-mGPT. `suffix` selects what follows a rejected token: "resample" samples it again, as in
+the paper, "couple" keeps what MC-SJD keeps (So et al. 2026). Reconstructed: windows that reach
+tokens which are no image tokens; for other models only rank and gap count.
 """
 
 from collections.abc import Callable, Mapping
 
-from mmspec.codes.codebook import vectors_for
+from mmspec.codes.codebook import resolve_codebook
 from mmspec.draft import Drafter, Verifier
-from mmspec.drafters.jacobi.carry_over import (
+from mmspec.drafters.jacobi.window import (
     maximally_coupled_window,
     resampled_window,
     with_window,
@@ -52,7 +51,7 @@ def token_distance(kit: Kit) -> TokenDistance | None:
     if codebook is None:
         return None if drawn is None else Embeddings(kit.target.embed, drawn.codebook.codes)
     use = "groups need the vectors themselves"
-    return vectors_for(codebook, use, kit.target.vocabulary, kit.target.device)
+    return resolve_codebook(codebook, use, kit.target.vocabulary, kit.target.device)
 
 
 RECIPE = with_window(
@@ -60,6 +59,7 @@ RECIPE = with_window(
     length=15,
     verifier=Deferred(grouping, "Recursive, groups of tokens next to each other in rank"),
     options={"suffix": "resample", "codebook": None, "size": 14, "gap": 0.15, "distance": 0.5},
+    needs=("image tokens",),
     paper="So et al. 2025; Teng et al. 2025",
     reconstructed="windows that reach tokens which are no codes",
 )

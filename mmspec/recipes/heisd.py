@@ -1,21 +1,21 @@
-"""HeiSD: stored trajectories draft where a robot is quick, a feature head where it is slow.
+"""HeiSD: stored trajectories draft while a robot is fast, a feature head while it is slow.
 
-Zheng et al. 2026 (arXiv 2603.17573). The metric F of the last `window` positions, radius and way
-weighted by `weight`, decides at `cut`. Stored drafts are kept by whole groups of components within
-`bias` bins each and `total` together (`aggregate` "abs_sum", or "signed_sum" as the paper probably
-has it), grippers exactly; those of the head token by token within `radius`. Where the nearest
-moment is alike by `theta` and no further than `delta`, its action is kept without asking the
-target, at most `most_skips` times in a row; both come from the store unless given, and theta learns
-from how tasks end. `store` is a folder of trajectories, that of the drafter unless given.
-Lossy; bias=0, radius=0 and theta=2 are exact. Reconstructed: the rule of skipping, features (the
-policy's own last state), the number of neighbours, cut, theta, delta; a refused stored draft hands
-over to the head.
+Zheng et al. 2026 (arXiv 2603.17573). The metric F of the last `window` positions, radius and path
+length weighted by `weight`, selects the drafter at threshold `cut`. Stored drafts are kept by whole
+groups of components within `bias` bins each and `total` together (`aggregate` "abs_sum", or
+"signed_sum" probably the paper's choice), grippers exactly; those of the head token by token within
+`radius`. If the nearest stored moment has a similarity of at least `theta` and a distance of at
+most `delta`, its action is accepted without a target call, at most `most_skips` times in a row;
+both default to values from the store, and theta adapts to the outcome of tasks. `store` is a folder
+of trajectories, default: that of the drafter. Lossy; bias=0, radius=0 and theta=2 are exact.
+Reconstructed: the rule of skipping, features (the policy's own last state), the number of
+neighbours, cut, theta, delta; after a rejected stored draft the head drafts.
 """
 
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.actions.kinematics import KinematicMetric
 from mmspec.drafters.actions.retrieval import Retrieval, store_of
-from mmspec.drafters.actions.routed import Routed
+from mmspec.drafters.actions.routed import RoutedDrafter
 from mmspec.drafters.neural.feature_head import feature_head, with_head
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
@@ -31,22 +31,24 @@ def head_and_store(kit: Kit) -> Drafter:
     head, store, options = feature_head(kit), store_of(kit), kit.options
     assert isinstance(head, Autoregressive)
     stored = Retrieval(kit.space, store, options["neighbours"], whole=True)
-    metric = KinematicMetric.measured(kit.space, store, options["window"], options["weight"])
-    return Routed(head, stored, metric, options["cut"])
+    metric = KinematicMetric.from_store(kit.space, store, options["window"], options["weight"])
+    return RoutedDrafter(head, stored, metric, options["cut"])
 
 
 def tolerances(kit: Kit) -> Verifier:
     """Groups of what was stored, tokens of what was grown."""
     space, options = kit.space, kit.options
     groups = GroupTolerance(space, options["bias"], options["total"], options["aggregate"])
-    return BySource(groups, ActionTolerance(space, FixedRadius.of(space, options["radius"])))
+    return BySource(
+        groups, ActionTolerance(space, FixedRadius.from_options(space, options["radius"]))
+    )
 
 
 def similar(kit: Kit) -> Gate:
     """Moments that are alike enough."""
     options = kit.options
     limits = (options["theta"], options["delta"], options["most_skips"])
-    return SimilarityGate.measured(store_of(kit), *limits)
+    return SimilarityGate.from_store(store_of(kit), *limits)
 
 
 RECIPE = with_head(
@@ -59,6 +61,7 @@ RECIPE = with_head(
         **{"bias": 15.0, "total": 30.0, "aggregate": "abs_sum", "radius": 9.0},
         **{"theta": None, "delta": None, "most_skips": 4},
     },
+    needs=("action space",),
     paper="Zheng et al. 2026",
     reconstructed="the rule of skipping, features, neighbours, cut and thresholds",
     decodes="actions",

@@ -1,17 +1,17 @@
-"""HIPPO: a pruned small model drafts beside the target; tokens are kept by three scores.
+"""HIPPO: a small model on tokens pruned by three scores drafts in parallel with the target.
 
-Lv et al. 2026 (arXiv 2601.08273). Relevance to the question, novelty against the frame before and
-complexity of the place, equally weighted, keep a tenth of the visual tokens. Drafting goes on while
-the target verifies: one token behind a rejection (conservative), else a window (optimistic). Exact;
+Lv et al. 2026 (arXiv 2601.08273). Relevance to the question, novelty against the previous frame and
+local complexity, equally weighted, select a tenth of the visual tokens. Drafting goes on while the
+target verifies: one token after a rejection (conservative), else a window (optimistic). Exact;
 verified with coupled noise. Reconstructed: the scores' boundary, window and weights, and a draft of
-4. Drafters that see no picture draft without it.
+4. Drafters without image input draft without it.
 """
 
 from mmspec.compressors.holistic import Holistic
-from mmspec.drafters.neural.ahead import with_windows_ahead
+from mmspec.drafters.neural.pipelined import with_pipelined_windows
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = with_windows_ahead(
+RECIPE = with_pipelined_windows(
     4,
     Coupled(),
     refill=0,

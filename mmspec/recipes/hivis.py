@@ -1,11 +1,11 @@
-"""HiViS: EAGLE's head without visual slots; text states carry the picture, steps have a residual.
+"""HiViS: EAGLE's head without visual slots; text states carry the image, self-fed steps a residual.
 
 Xie et al. 2025, "HiViS: hiding visual tokens from the drafter". The head reads text slots alone,
-whose states the target has already fused with the picture, at positions counted over these; what it
-reads is corrected by a learned residual for every time that a state was self-fed. Exact, with any
-head. Trained on its own states by `mmspec.training.self_fed.HIVIS`, without the likeliest
-tokens. Reconstructed: the residual is added behind the fusion, 7 of them; positions are compact;
-the tree is that of `eagle-2`, verified with coupled noise; the loss.
+whose states the target has already fused with the image, at positions counted over text alone; its
+input is corrected by a learned residual per self-fed step. Exact, with any head. Trained on its own
+states by `mmspec.training.self_fed.HIVIS`, without the likeliest tokens. Reconstructed: the
+residual is added after the fusion, for 7 steps; positions are compact; the tree is that of
+`eagle-2`, verified with coupled noise; the loss.
 """
 
 from mmspec.draft import Kind
@@ -20,6 +20,7 @@ RECIPE = with_head(
     state_head("feature head (visual_slots='hidden')", visual_slots="hidden", positions="compact"),
     optimisation="regression on the target's states from its own; no visual slots",
     training=HIVIS,
+    needs=("image input",),
     paper="Xie et al. 2025",
     reconstructed="residuals, positions, tree and loss",
 )

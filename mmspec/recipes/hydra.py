@@ -1,8 +1,8 @@
-"""Hydra: Medusa's heads in sequence, each of which hears the tokens drafted before it.
+"""Hydra: Medusa's heads in sequence, each conditioned on the tokens drafted before it.
 
 Ankner et al. 2024, "Hydra: sequentially-dependent draft heads for Medusa decoding". The drafter is
-`mmspec.models.heads.hydra.HydraHeads`, trained beside a frozen target by
-`mmspec.training.ahead.HYDRA`. Exact: greedy and sampled output is plain decoding's; recipe
+`mmspec.models.heads.hydra.HydraHeads`, trained on a frozen target by
+`mmspec.training.medusa_hydra.HYDRA`. Exact: greedy and sampled output is plain decoding's; recipe
 `typical` verifies these heads by the paper's own rule for sampling, which is lossy. Reconstructed:
 the tree, which is Medusa's of 63 nodes; coupled noise for sampling.
 """
@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from mmspec.drafters.neural.hydra import HYDRA_HEADS
 from mmspec.recipes.medusa import RECIPE as MEDUSA
-from mmspec.training.ahead import HYDRA
+from mmspec.training.medusa_hydra import HYDRA
 
 RECIPE = replace(
     MEDUSA,

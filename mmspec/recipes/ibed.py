@@ -1,4 +1,4 @@
-"""IbED: one draft model speaks for several views of the picture at once, and their distributions are mixed.
+"""IbED: one draft model reads several views of the image, and their distributions are mixed.
 
 Lee et al. 2024, "In-batch ensemble drafting: toward fast and robust speculative decoding for
 multimodal language models". Views: "pixels" (M), "nothing" (T), "pooled" (P, 2 x 2 image tokens

@@ -1,22 +1,22 @@
-"""KERV: Spec-VLA whose radius follows the robot's motion, and a Kalman filter ends refused actions.
+"""KERV: Spec-VLA with a radius by motion; a Kalman filter completes rejected actions.
 
 Zheng et al. 2026 (arXiv 2603.01581). Drafts and trees as of spec-vla; the radius lies between
-`least` and `most` bins and shrinks as what is kept strays from the robot's own motion
-(`reference`, `beta`). Where a drafted token is refused, the rest of the action, behind the target's
-correction, is a filter's forecast out of the last `window` actions, kept without asking the target;
-then not again for `lockout` steps. `motion` is "constant_velocity" or "random_walk"; grippers are
-held, and strict. Lossy; with lockout=inf and least=most it is spec-vla of that radius.
-Reconstructed: the formula of the radius with beta and reference, the filter's constants, and that
-the correction is kept, which the target has already said.
+`least` and `most` bins and shrinks as accepted tokens deviate from the robot's motion (`reference`,
+`beta`). After a rejected token and the target's correction, the rest of the action is a filter's
+forecast from the last `window` actions, accepted without a target call; then not again for
+`lockout` steps. `motion` is "constant_velocity" or "random_walk"; grippers are constant, and
+strict. Lossy; with lockout=inf and least=most it is spec-vla of that radius. Reconstructed: the
+formula of the radius with beta and reference, the filter's constants, and that the target's
+correction is kept.
 """
 
 from mmspec.draft import Drafter, Gate, Kind, Verifier
-from mmspec.drafters.actions.completion import Completing, OnRefusal
+from mmspec.drafters.actions.completion import CompletingDrafter, OnRefusal
 from mmspec.drafters.actions.kalman import forecast_of
 from mmspec.drafters.neural.feature_head import feature_head, with_head
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.recipe import Deferred, Kit
-from mmspec.verifiers.action_tolerance import KINDS, ActionTolerance, space_of
+from mmspec.verifiers.action_tolerance import KINDS, ActionTolerance, resolve_space
 from mmspec.verifiers.completion_gate import CompletionGate
 from mmspec.verifiers.kinematic_radius import KinematicRadius
 
@@ -26,12 +26,12 @@ def completed_head(kit: Kit) -> Drafter:
     if kit.options["lockout"] == float("inf"):  # never completed, so nothing is forecast
         return feature_head(kit)
     inner, window = feature_head(kit), kit.options["window"]
-    return Completing(inner, kit.space, forecast_of(kit), OnRefusal(), window)
+    return CompletingDrafter(inner, kit.space, forecast_of(kit), OnRefusal(), window)
 
 
 def kinematic(kit: Kit) -> Verifier:
     """A radius that follows the motion."""
-    space, options = space_of(kit), kit.options
+    space, options = resolve_space(kit), kit.options
     bounds = (options["least"], options["most"], options["reference"], options["beta"])
     return ActionTolerance(space, KinematicRadius(space, *bounds, options["window"]))
 
@@ -50,6 +50,7 @@ RECIPE = with_head(
         **{"least": 5.0, "most": 15.0, "reference": 1.0, "beta": 0.3, "strict": None},
         **{"motion": "constant_velocity", "window": 10, "lockout": 4.0},
     },
+    needs=("action space",),
     paper="Zheng et al. 2026",
     reconstructed="the formula of the radius, constants of the filter, and that corrections stay",
     decodes="actions",

@@ -1,18 +1,17 @@
-"""LANTERN: a picture token passes on the strength of the codes that look like it.
+"""LANTERN: an image token is accepted with the probability of its nearest codes.
 
 Jang et al. 2025, "LANTERN: accelerating visual autoregressive models with relaxed speculative
 decoding". The target's mass on the `neighbours` nearest codes of a draft token, up to `delta`,
-counts for the token. Lossy: delta bounds how far p is moved for one token, and the distance of the
-output can be much more; runs report it as `over_accepted_mass`. delta=0 is exact, as EAGLE-2 is.
-The tree has the 58 drafted nodes of the code, whose total_token=59 counts the root. `codebook` is
-that of a model that draws, unless given: a `mmspec.codes.codebook.Codebook`, a table of neighbours
-or its file. `drafter` is a feature head, as in the paper (EAGLE-2), or a draft model.
-Reconstructed: corrections from norm((p - q)+), the optimum, where the released code clears the
-neighbours out of p (`mmspec.verifiers.lantern_residuals`); greedy decoding stays exact unless
-delta=1.
+counts for the token. Lossy: delta bounds the change of p for one token; the distance of the output,
+which can be larger, is reported as `over_accepted_mass`. delta=0 is exact, as EAGLE-2 is. The tree
+has the 58 drafted nodes of the code, whose total_token=59 counts the root. `codebook` defaults to
+the model's own: a `mmspec.codes.codebook.Codebook`, a table of neighbours or its file. `drafter` is
+a feature head, as in the paper (EAGLE-2), or a draft model. Reconstructed: corrections from norm((p
+- q)+), the optimum, where the released code removes the neighbours from p
+(`mmspec.verifiers.latent_neighbourhood`); greedy decoding stays exact unless delta=1.
 """
 
-from mmspec.codes.codebook import Neighbours, neighbours_for
+from mmspec.codes.codebook import Neighbours, resolve_neighbours
 from mmspec.draft import Verifier
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
@@ -33,7 +32,7 @@ def neighbours_of(kit: Kit) -> tuple[Neighbours, int]:
     if source is None and kit.target.image_family is not None:
         source = kit.target.image_family.codebook
     k = kit.options["neighbours"]
-    table = neighbours_for(source, k, kit.target.vocabulary, kit.target.device)
+    table = resolve_neighbours(source, k, kit.target.vocabulary, kit.target.device)
     return table, min(k, table.k)
 
 
@@ -41,6 +40,7 @@ RECIPE = with_draft_model(
     execution=DynamicTree(depth=5, beam=10, nodes=58),
     verifier=Deferred(pooling, "Recursive, latent neighbourhood within delta"),
     options={"codebook": None, "neighbours": 1000, "delta": 0.1},
+    needs=("codebook",),
     paper="Jang et al. 2025",
     reconstructed="the optimal residual",
 )

@@ -1,14 +1,13 @@
 """LayerSkip: the first layers of the target draft, through its own head.
 
-Elhoushi et al. 2024, "LayerSkip: enabling early exit inference and self-speculative decoding" (8
-of 32 layers, 6 tokens). It pays for targets trained with early exits. Exact. Reconstructed:
-verification here reads the draft through all layers, where the paper reuses what the early ones
-computed.
+Elhoushi et al. 2024, "LayerSkip: enabling early exit inference and self-speculative decoding" (8 of
+32 layers, 6 tokens). It is meant for targets trained with early exits. Exact. Reconstructed:
+verification here reads the draft through all layers, where the paper reuses the early states.
 """
 
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.shared import early_exit, with_own_layers
+from mmspec.drafters.shapes import Chain
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = with_own_layers(

@@ -1,12 +1,11 @@
-"""MSD: EAGLE's head, which reads pictures as bare embeddings and fuses states with text alone.
+"""MSD: EAGLE's head, which reads images as plain embeddings and fuses states with text alone.
 
 Lin et al. 2025, "Speculative decoding reimagined for multimodal large language models". A slot that
-reads a visual embedding goes around the fusion of embedding and state; all of them stay in the
-head's memory, at their own positions. The tree has 58 nodes of 6 levels, 10 wide. Exact: the target
-stands at its own positions while it verifies, also where it turns on three axes. Trained by
-`mmspec.training.heads.EAGLE` on text first, then on pictures. Reconstructed: the first visual slot
-is not patched with the text behind a picture, as the released code does; coupled noise in the place
-of rejection.
+reads a visual embedding skips the fusion of embedding and state; all of them stay in the head's
+cache, at their own positions. The tree has 58 nodes of 6 levels, 10 wide. Exact: the target
+verifies at its own positions, also with M-RoPE. Trained by `mmspec.training.heads.EAGLE` on text
+first, then on images. Reconstructed: the first visual slot is not patched with the text after an
+image, as the released code does; coupled noise instead of rejection.
 """
 
 from dataclasses import replace
@@ -26,6 +25,7 @@ RECIPE = with_head(
     state_head("feature head (visual_slots='raw')", **PARTS),
     optimisation="regression on the target's states; bare visual slots",
     training=replace(EAGLE, begin=partial(new_head, **PARTS)),
+    needs=("image input",),
     paper="Lin et al. 2025",
     reconstructed="the first visual slot; coupled noise instead of rejection",
 )

@@ -1,26 +1,26 @@
-"""MuLo-SD: a smaller picture drafts rows of codes, and only refused neighbourhoods are redrawn.
+"""MuLo-SD: a smaller image drafts rows of codes, and only rejected neighbourhoods are resampled.
 
 Peruzzo et al. 2026 (CVPR 2026, arXiv 2601.05149), "Multi-scale local speculative decoding". The
-drafter draws one row of a picture `ratio` times smaller, which is enlarged to that many rows of the
-target's. One forward judges all their codes: one is kept where the target gives at least `tau` to
-it and its `neighbours` nearest codes together. The others, and what lies within `reach` rows and
-columns of them, are drawn anew by the target, island by island. Lossy: tau=0 keeps every draft,
-with tau above 1 the target draws everything. `over_accepted_mass` takes drafts without a
-distribution for point masses: it is an upper bound then. verifier="rejection" or "coupled" is
-exact, and discards nothing of a block but the refused codes.
+drafter generates one row of an image `ratio` times smaller, which is enlarged to that many rows of
+the target's. One forward verifies all their codes: one is accepted where the target gives at least
+`tau` to it and its `neighbours` nearest codes together. The others, and codes within `reach` rows
+and columns of them, are sampled again by the target, island by island. Lossy: tau=0 keeps every
+draft, with tau above 1 the target samples everything. `over_accepted_mass` treats drafts without a
+distribution as point masses, which is an upper bound. verifier="rejection" or "coupled" is exact,
+and drops only the rejected codes of a block.
 
-`drafter` is any model that draws a smaller grid; how much smaller follows from both models' sizes,
-or is `ratio`. It reads the target's prompt, which with Emu3 names the target's size. `upsampler` is
-a trained `mmspec.models.code_resampler.CodeResampler` or its folder, "pixels" (decode, resize,
-encode; for models with an encoder), "latent" (repeat the code; for models of one tokeniser), a
-`mmspec.codes.resampling.Resampler`, or "auto": what lies in the folder "resampler" of the draft
-model, else pixels where that can be. A trained one drafts from distributions. Reconstructed: tau,
-neighbours and reach; islands are drawn without what is missing before them; the small picture is
-drawn code by code; the resampler learns codes and distributions, not pixels.
+`drafter` is any model of a smaller grid; `ratio` defaults to that of both models' sizes. It reads
+the target's prompt, which names the target's size for Emu3. `upsampler` is a trained
+`mmspec.models.code_resampler.CodeResampler` or its folder, "pixels" (decode, resize, encode; for
+models with an encoder), "latent" (repeat the code; for models of one tokeniser), a
+`mmspec.codes.resampling.Resampler`, or "auto": the folder "resampler" of the draft model, else
+pixels if possible. A trained one drafts from distributions. Reconstructed: tau, neighbours and
+reach; islands are sampled without the codes missing before them; the small image is generated code
+by code; the resampler is trained on codes and distributions, not pixels.
 """
 
 from mmspec.draft import Verifier
-from mmspec.drafters.rows.upsampled import LOW_RESOLUTION, smaller_picture
+from mmspec.drafters.rows.upsampled import LOW_RESOLUTION, low_resolution_image
 from mmspec.drafters.rows.wavefront import RowShape
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.recipes.lantern import neighbours_of
@@ -35,7 +35,7 @@ def local_islands(kit: Kit) -> Verifier:
 
 
 RECIPE = Recipe(
-    architecture=smaller_picture,
+    architecture=low_resolution_image,
     execution=RowShape("blocks of rows, from a smaller picture"),
     verifier=Deferred(
         local_islands,
@@ -52,6 +52,7 @@ RECIPE = Recipe(
         "ratio": None,
         "upsampler": "auto",
     },
+    needs=("image tokens",),
     paper="Peruzzo et al. 2026 (MuLo-SD)",
     reconstructed="tau, neighbours, reach; how islands see each other; samplers trained on codes",
 )

@@ -1,4 +1,4 @@
-"""ParaDiGMS: a window of the chain is refined in parallel until it hardly moves any more.
+"""ParaDiGMS: a window of the chain is refined in parallel until it converges.
 
 Shih et al. 2023 (arXiv 2305.16317): Picard's iteration on a sliding window with fixed noise. Lossy:
 states are kept within a tolerance; with ToleranceWindow(0) it is sequential sampling bit for bit,

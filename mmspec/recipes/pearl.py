@@ -1,17 +1,17 @@
 """PEARL: a small model drafts the next tokens while the target verifies the last ones.
 
-Liu et al. 2024, "PEARL: parallel speculative decoding with adaptive draft length". Behind a
-rejection the target says the next token while the window behind it is drafted (pre-verify); while
-windows are kept, each is verified as the next one is drafted (post-verify), and there is no token
-beside them. It pays where both run at once: on two devices, or on two cores. Exact; verified with
-coupled noise here, where a window goes on if the target says what the drafter said
+Liu et al. 2024, "PEARL: parallel speculative decoding with adaptive draft length". After a
+rejection the target predicts the next token while the following window is drafted (pre-verify);
+while windows are accepted, each is verified as the next one is drafted (post-verify), without a
+bonus token. It helps where both run in parallel: on two devices, or on two cores. Exact; verified
+with coupled noise here, where a window continues if target and drafter agree
 (`verifier="rejection"` verifies windows as the paper does).
 """
 
-from mmspec.drafters.neural.ahead import with_windows_ahead
+from mmspec.drafters.neural.pipelined import with_pipelined_windows
 from mmspec.verifiers.coupled import Coupled
 
-RECIPE = with_windows_ahead(
+RECIPE = with_pipelined_windows(
     4,
     Coupled(),
     refill=0,

@@ -4,9 +4,9 @@ Saxena 2023 (PLD); the baseline that needs no draft model. Exact. Image placehol
 matched.
 """
 
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.prompt_lookup import prompt_lookup
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -1,11 +1,11 @@
-"""Recursive rejection sampling: a token tree whose siblings are drawn without replacement.
+"""Recursive rejection sampling: a token tree whose siblings are sampled without replacement.
 
 Jeon et al. 2024 (RSD-C); Chen et al. 2024 (Sequoia). Exact in distribution.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.shapes import StaticTree
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 

@@ -1,9 +1,9 @@
-"""SAGE: deep trees where the target was sure a moment ago, wide ones where it was not.
+"""SAGE: deep trees after low entropy of the target, wide trees after high entropy.
 
-Tong et al. 2026, "SAGE". The entropy of the distribution that ended the last round shapes the next
-tree. Exact: the shape is settled before anything is drafted. Reconstructed: how entropy becomes
-depth and width, and all sizes (`mmspec.drafters.trees.entropy_tree.EntropyTree`); verified with
-coupled noise.
+Tong et al. 2026, "SAGE". The entropy of the last distribution of a round determines the shape of
+the next tree. Exact: the shape is fixed before drafting. Reconstructed: how entropy becomes depth
+and width, and all sizes (`mmspec.drafters.trees.entropy_tree.EntropyTree`); verified with coupled
+noise.
 """
 
 from mmspec.drafters.neural.feature_head import with_draft_model

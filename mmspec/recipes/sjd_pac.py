@@ -1,12 +1,12 @@
-"""SJD-PAC: coupled Jacobi windows with several candidates where the next rejection would be.
+"""SJD-PAC: coupled Jacobi windows with several candidates at the next likely rejection.
 
 Kang et al. 2026, "SJD-PAC". Adaptive continuation is maximal coupling (as in MC-SJD); proactive
 drafting puts `width` candidates without replacement at each of the first `depth` slots of a window,
-at no further forward. Exact; width=1 is MC-SJD. Reconstructed: only the window's own token has
-tokens behind it, the other candidates are leaves.
+without a further forward. Exact; width=1 is MC-SJD. Reconstructed: only the window's own token has
+children, the other candidates are leaves.
 """
 
-from mmspec.drafters.jacobi.carry_over import window_with_candidates, with_window
+from mmspec.drafters.jacobi.window import window_with_candidates, with_window
 from mmspec.verifiers.recursive import Recursive
 
 RECIPE = with_window(
@@ -14,6 +14,7 @@ RECIPE = with_window(
     31,
     Recursive(),
     options={"depth": 3, "width": 4},
+    needs=("image tokens",),
     paper="Kang et al. 2026",
     reconstructed="which candidates have children",
 )

@@ -1,17 +1,17 @@
-"""Sparrow: a feature head drafts on text alone; the target's states have the clip in them.
+"""Sparrow: a feature head drafts on text alone; the target's states contain the clip.
 
-Zhang et al. 2026 (arXiv 2602.15318). Behind some layer the states of text have taken in what the
-visual tokens say, so a head that reuses them (EAGLE's) needs no slot of a visual token: its memory
-and its time do not grow with the clip, and text keeps its positions. Exact, with any head; verified
-with coupled noise. Of the paper this is the inference (hidden-state reuse, text-anchored window):
-training by intermediate visual states and several tokens at once is not here, heads come from
+Zhang et al. 2026 (arXiv 2602.15318). After some layer the states of text contain the visual
+information, so a head on them (EAGLE's) needs no visual slots: its cache and time do not grow with
+the clip, and text keeps its positions. Exact, with any head; verified with coupled noise. This is
+the inference of the paper (hidden-state reuse, text-anchored window) without its training by
+intermediate visual states and multi-token prediction; heads come from
 `mmspec.training.heads.EAGLE`. Reconstructed: original positions, the last states.
 """
 
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD, text_anchored_head
 from mmspec.drafters.neural.multi_token import SEES
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Recipe
 from mmspec.training.heads import EAGLE
 from mmspec.verifiers.coupled import Coupled

@@ -4,8 +4,8 @@ Miao et al. 2024, algorithm 2. Exact in distribution. Duplicated siblings count 
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.shapes import StaticTree
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 

@@ -1,10 +1,10 @@
-"""Spec-LLaVA: a tree of what a small vision-language model is confident of.
+"""Spec-LLaVA: a small vision-language model drafts a tree by confidence.
 
-Huo et al. 2025, "Spec-LLaVA". Children are drafted that are likely enough beside the best of their
-siblings (structural pruning), and the likeliest nodes of all are verified (budget pruning). Exact.
-Reconstructed: a tenth of the best child's chance, 32 nodes and 8 levels; verified with coupled
-noise, where the paper takes the deepest path that matches. Its small models are distilled from the
-target's distributions on its own answers.
+Huo et al. 2025, "Spec-LLaVA". Children are kept relative to the probability of their best sibling
+(structural pruning), and the likeliest nodes are verified (budget pruning). Exact. Reconstructed: a
+tenth of the best child's probability, 32 nodes and 8 levels; verified with coupled noise, where the
+paper takes the deepest path that matches. Its small models are distilled from the target's
+distributions on its own answers.
 """
 
 import math

@@ -1,10 +1,10 @@
-"""SpecASR with a two-pass sparse tree: one long trunk, and branches only where it is unsure.
+"""SpecASR with a two-pass sparse tree: one long trunk, and branches only at low confidence.
 
-Wei et al. 2025 (arXiv 2507.18181). The second best tokens of unsure places begin branches that grow
-together, a forward at a time, until each is in step with the trunk; the rest of that is copied. The
-refused rest of a trunk is recycled as in specasr. `TwoPassTree(most, theta, window, branches=4)` as
-`tree=` sets all of it. Exact. Reconstructed: theta, window and caps, and that a branch ends where
-it is unsure itself.
+Wei et al. 2025 (arXiv 2507.18181). The second best tokens of positions of low confidence start
+branches that grow together, one forward at a time, until each agrees with the trunk, whose rest is
+copied. The rejected rest of a trunk is recycled as in specasr. `TwoPassTree(most, theta, window,
+branches=4)` as `tree=` sets all of it. Exact. Reconstructed: theta, window and caps, and that a
+branch ends at low confidence.
 """
 
 from dataclasses import replace

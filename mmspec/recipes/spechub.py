@@ -1,11 +1,11 @@
-"""SpecHub: two drafts per node around the drafter's favourite, and a closed-form transport plan.
+"""SpecHub: two drafts per node with the likeliest token, and a closed-form transport plan.
 
 Sun et al. 2024 (EMNLP). Exact in distribution; the same acceptance as greedy multi-draft with two
 children.
 """
 
-from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.shapes import StaticTree
 from mmspec.trees import Tree
 from mmspec.verifiers.spechub import SpecHub
 

@@ -5,8 +5,8 @@ plan.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.shapes import StaticTree
 from mmspec.trees import Tree
 from mmspec.verifiers.kseq import KSeq
 

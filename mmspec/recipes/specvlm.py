@@ -1,13 +1,13 @@
-"""SpecVLM: EAGLE-2's head, for which a gate chooses by the question how pictures are thinned.
+"""SpecVLM: EAGLE-2's head, with a gate that chooses the image compression by the question.
 
 Huang et al. 2025, "SpecVLM: fast speculative decoding in vision-language models". The drafter is a
-`mmspec.drafters.neural.elastic_head.ElasticHead`: its first attention has a norm in front, and what
-it reads of a picture is pruned, pooled, convolved, resampled or left out, as the mean embedding of
-the question says. Trained by `mmspec.training.elastic.SPECVLM` on states and distributions that the
-target gives meanwhile. Exact, with any head and gate. Reconstructed: the gate's form, all ratios,
-that branches work on what the head reads rather than on embeddings, how the gate is trained, the
-weights of the loss; the tree is that of `eagle-2`, verified with coupled noise. The paper of the
-same name about videos is `specvlm-video`.
+`mmspec.drafters.neural.elastic_head.ElasticHead`: its first attention has a norm in front, and its
+image input is pruned, pooled, convolved, resampled or left out, selected by the mean embedding of
+the question. Trained by `mmspec.training.elastic.SPECVLM` on states and distributions that the
+target computes online. Exact, with any head and gate. Reconstructed: the gate's form, all ratios,
+that branches compress the head's inputs rather than embeddings, the gate's training, the weights of
+the loss; the tree is that of `eagle-2`, verified with coupled noise. The paper of the same name
+about videos is `specvlm-video`.
 """
 
 from mmspec.draft import Kind
@@ -21,8 +21,9 @@ RECIPE = with_head(
     DynamicTree(depth=6, beam=10, nodes=59, kinds=(Kind.DET,)),
     Coupled(),
     ELASTIC_HEAD,
-    optimisation="regression on the target's states and distributions, online; a gate over branches",
+    optimisation="regression on the target's states and distributions; a gate over branches",
     training=SPECVLM,
+    needs=("image input",),
     paper="Huang et al. 2025",
     reconstructed="gate and its training, ratios, loss weights, tree; coupled noise",
 )

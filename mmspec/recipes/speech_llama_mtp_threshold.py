@@ -1,18 +1,17 @@
-"""Speech-LLaMA with multi-token prediction, unverified: heads are believed while they are sure.
+"""Speech-LLaMA with multi-token prediction, unverified: accept heads by their confidence.
 
-Raj et al. 2024, threshold mode. Behind the target's own next token a head's token is kept as long
-as the head's highest probability is at least `delta`; the first head that is less sure ends the
-block, and the next forward begins behind it. Lossy: the target never judges what was kept, though
-`over_accepted_mass` says how far it would have gone otherwise. delta > 1 is plain decoding; 0 keeps
-every block whole. Recipe `speech-llama-mtp` verifies.
+Raj et al. 2024, threshold mode. After the target's next token a head's token is accepted while the
+head's highest probability is at least `delta`; the first head below ends the block. Lossy: the
+target does not verify accepted tokens; `over_accepted_mass` measures the difference. delta > 1 is
+plain decoding; 0 accepts every block. Recipe `speech-llama-mtp` verifies.
 
 Reconstructed: delta, and the form of the heads.
 """
 
 from mmspec.draft import Kind, Verifier
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.multi_token import MULTI_TOKEN_HEADS, SEES, multi_token_heads
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.verifiers.confidence_floor import ConfidenceFloor
 from mmspec.verifiers.recursive import Recursive

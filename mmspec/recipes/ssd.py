@@ -1,20 +1,20 @@
-"""SSD: a small codec model drafts speech, the target forgives every token a little.
+"""SSD: a small codec model drafts speech, and the target accepts with a tolerance.
 
 Lin et al. 2025 (Interspeech), "Accelerating autoregressive speech synthesis inference with speech
-speculative decoding". Accept with min(1, min(1, p/q) + beta), correct from norm((p - q)+). Lossy:
-a step is off by the sum of min(beta q, (q - p)+), at most `beta`, which runs report as
-`over_accepted_mass`; beta=0 is speculative sampling, exact. Greedy decoding is forgiven as well.
-The end of speech and other control ids of the model's configuration, and those in `control`, are
-never forgiven: tolerance would let a draft end early. Reconstructed: draft length and beta, the
+speculative decoding". Accept with min(1, min(1, p/q) + beta), correct from norm((p - q)+). Lossy: a
+step is off by the sum of min(beta q, (q - p)+), at most `beta`, which runs report as
+`over_accepted_mass`; beta=0 is speculative sampling, exact. Greedy decoding is relaxed as well. The
+end of speech and other control ids of the model's configuration, and those in `control`, are
+verified exactly: tolerance would let a draft end early. Reconstructed: draft length and beta, the
 correction, and the control ids.
 """
 
 from mmspec.draft import Verifier
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Deferred, Kit
-from mmspec.targets.tokens.inputs import control_ids
+from mmspec.targets.tokens.context import control_ids
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.recursive import Recursive
 

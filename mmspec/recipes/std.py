@@ -1,18 +1,18 @@
-"""StD: the target drafts for itself, reading only the visual tokens that its question looks at.
+"""StD: the target drafts for itself, reading only the visual tokens that its question attends to.
 
 Zhang et al. 2025, "Sparse-to-Dense: a free lunch for lossless acceleration of video understanding
 in LLMs". All layers draft, on text and on the K visual keys and values per layer and head that
-prefill attention chose; one dense pass verifies and what it wrote is what the next draft reads. It
-saves bandwidth only, so it needs long visual contexts: with N tokens in memory and a draft of
-gamma, acceptance must exceed (K + text) / N + 1 / gamma. `kv="sparse:tokens=256"` sets K; with K
-from the number of visual tokens on the draft is the target's own text; `every=8` chooses anew after
-so many drafts, where the paper chooses once. Exact; verified with coupled noise here.
-Reconstructed: K is 512 whatever the text is, where the paper has K + text = 1024.
+prefill attention selects; one dense pass verifies, and the next draft reads its cache. It saves
+bandwidth only, so it needs long visual contexts: with N tokens in the cache and a draft of gamma,
+acceptance must exceed (K + text) / N + 1 / gamma. `kv="sparse:tokens=256"` sets K; with K at least
+the number of visual tokens the draft is the target's own text; `every=8` selects again after 8
+drafts, where the paper selects once. Exact; verified with coupled noise here. Reconstructed: K is
+512 for any text, where the paper has K + text = 1024.
 """
 
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.shared import all_layers, with_own_layers
+from mmspec.drafters.shapes import Chain
 from mmspec.verifiers.coupled import Coupled
 
 RECIPE = with_own_layers(

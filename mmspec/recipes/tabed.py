@@ -1,9 +1,9 @@
-"""TABED: an ensemble of views whose weights are chosen while decoding, by who was right so far.
+"""TABED: an ensemble of views whose weights are adapted while decoding, by past accuracy.
 
-"TABED: test-time adaptive ensemble drafting for robust speculative decoding in LVLMs", 2026.
-After each verification the weights move to the point of a grid (step 0.1) whose mixture would
-have named the target's choice most often; ties go to the smallest divergence. Exact. All views
-draft as one batch; there is no caption view.
+"TABED: test-time adaptive ensemble drafting for robust speculative decoding in LVLMs", 2026. After
+each verification the weights move to the point of a grid (step 0.1) whose mixture would have
+predicted the target's choice most often; ties go to the smallest divergence. Exact. All views draft
+as one batch; there is no caption view.
 """
 
 from mmspec.drafters.neural.ensemble import tested_ensemble, with_views

@@ -1,12 +1,12 @@
-"""TaylorSeer: features of most denoising steps are extrapolated, none of them is checked.
+"""TaylorSeer: features of most denoising steps are extrapolated without verification.
 
-Liu et al. 2025 (arXiv 2503.06923, ICCV). After `warm_up` steps in full one step in `interval` is
+Liu et al. 2025 (arXiv 2503.06923, ICCV). After `warm_up` full steps one step in `interval` is
 computed; in the others attention and feed-forward outputs follow their Taylor expansion of the
-given order (`basis="newton"`: divided differences, exact for polynomials). Lossy, with no measure
-of its own; `interval=1` changes nothing. With `lite=True` the output of the whole network is
-extrapolated instead: less memory, and networks that are no stack of transformer blocks.
+given order (`basis="newton"`: divided differences, exact for polynomials). Lossy, without a measure
+of its error; `interval=1` changes nothing. With `lite=True` the output of the whole network is
+extrapolated instead: less memory, and for networks without a stack of transformer blocks.
 Differences of features begin with the last step of the warm-up, as in the published code. The
-defaults are careful ones of ours; those of the authors are in
+defaults are conservative; those of the authors are in
 `mmspec.drafters.forecast.presets.TAYLORSEER`.
 """
 

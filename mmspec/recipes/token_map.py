@@ -1,14 +1,14 @@
-"""Token map: a table of what usually follows the last tokens, made of transcripts of a domain.
+"""Token map: a table of frequent continuations, built from transcripts of a domain.
 
 Token Map Drafting 2025 (arXiv 2507.21522). `map` is a `TokenMap` of
-mmspec.drafters.lookup.token_map or its file; `TokenMap.of(texts)` makes one of transcripts as token
-ids. Without it nothing is drafted, which is plain decoding. Exact, whatever the map says.
+mmspec.drafters.lookup.token_map or its file; `TokenMap.of(texts)` builds one from transcripts as
+token ids. Without it nothing is drafted, which is plain decoding. Exact, with any map.
 Reconstructed: the thresholds of the map.
 """
 
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.lookup.token_map import token_map
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -1,11 +1,11 @@
-"""Token recycling: a tree filled from the target's own runner-up tokens, remembered per token.
+"""Token recycling: a tree filled with the target's own runner-up tokens, cached per token.
 
-Luo et al. 2024. Exact; no draft model, and eight candidates per word of the vocabulary, which later
-requests find again (`fresh=True`: they do not).
+Luo et al. 2024. Exact; no draft model, and eight candidates per token id, which later requests
+reuse (unless `fresh=True`).
 """
 
-from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.lookup.token_recycling import TREE, token_recycling
+from mmspec.drafters.shapes import StaticTree
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 

@@ -1,11 +1,11 @@
-"""Traversal verification: judge a token tree from its leaves upwards.
+"""Traversal verification: verify a token tree from its leaves upwards.
 
 Weng et al. 2025. Exact in distribution; never shorter than recursive rejection on the same tree.
 """
 
 from mmspec.draft import Kind
-from mmspec.drafters.growth import StaticTree
 from mmspec.drafters.neural.feature_head import with_draft_model
+from mmspec.drafters.shapes import StaticTree
 from mmspec.trees import Tree
 from mmspec.verifiers.traversal import Traversal
 

@@ -1,4 +1,4 @@
-"""Typical acceptance: keep what the target finds plausible, not what it would have drawn.
+"""Typical acceptance: accept tokens that are plausible under the target.
 
 Cai et al. 2024 (Medusa), section 2.3.1: accept x where p(x) > min(eps, delta exp(-H(p))), take the
 longest accepted path. Lossy when sampling; greedy output is the target's own.

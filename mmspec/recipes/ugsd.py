@@ -1,21 +1,21 @@
-"""UGSD: blocks that a small model is sure of stay on the device, the others are checked by rank.
+"""UGSD: blocks of low entropy stay on the device, the others are verified by rank.
 
 Xue et al. 2026, "Uncertainty-guided speculative decoding" of edge and cloud. The small model drafts
-a block; where no entropy of it exceeds `tau_h` nats it is kept unverified, and the target reads it
-with the next block that is sent. A token of a sent block passes among the target's `ranks` best;
-the first that does not is replaced by the target. Blocks grow and shrink with what was accepted.
-The first token is drafted, too: a text the small model is sure of never reaches the target. Lossy;
-greedy decoding with ranks=1 and tau_h=-1 is exact, tau_h=inf is the small model alone.
-`unverified_tokens` and `target_calls` say what was sent; `mmspec.edge` has the target elsewhere.
+a block; if no entropy in it exceeds `tau_h` nats it is accepted unverified, and the target reads it
+with the next block that is sent. A token of a sent block is accepted among the target's `ranks`
+best; the first other one is replaced by the target's. Block length adapts to acceptance. The first
+token is drafted, too: a text of low entropy never reaches the target. Lossy; greedy decoding with
+ranks=1 and tau_h=-1 is exact, tau_h=inf is the small model alone. `unverified_tokens` and
+`target_calls` measure what was sent; `mmspec.edge` runs the target on another machine.
 Reconstructed: all constants, and how blocks adapt.
 """
 
 from dataclasses import replace
 
 from mmspec.draft import Drafter, Gate, Verifier
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import AcceptanceBand
 from mmspec.drafters.neural.small_model import SMALL_MODEL, Autoregressive, small_model
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Deferred, Kit, Recipe
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.verifiers.entropy_gate import EntropyGate
@@ -37,7 +37,7 @@ def edge_model(kit: Kit) -> Drafter:
         )
     made = small_model(kit)
     assert isinstance(made, Autoregressive)
-    return replace(made, opens=True)
+    return replace(made, drafts_first_token=True)
 
 
 def rank(kit: Kit) -> Verifier:

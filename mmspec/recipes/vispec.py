@@ -1,10 +1,10 @@
-"""ViSpec: EAGLE-2's head, for which a resampler turns each picture into one slot and one vector.
+"""ViSpec: EAGLE-2's head, with a resampler that turns each image into one slot and one vector.
 
 Kang et al. 2025, "ViSpec: accelerating vision-language models with vision-aware speculative
-decoding". Two learned queries look at a picture's embeddings: one answer stands for the picture in
-the head's memory, at the picture's last position, the other is joined to every later state. The
-tree has 29 nodes of 4 levels, 8 wide. Exact, with any head. Trained by
-`mmspec.training.vispec.VISPEC`. Reconstructed: coupled noise in the place of rejection.
+decoding". Two learned queries attend to an image's embeddings: one output replaces the image in the
+head's cache, at its last position, the other is joined to every later state. The tree has 29 nodes
+of 4 levels, 8 wide. Exact, with any head. Trained by `mmspec.training.vispec.VISPEC`.
+Reconstructed: coupled noise instead of rejection.
 """
 
 from mmspec.draft import Kind
@@ -21,6 +21,7 @@ RECIPE = with_head(
     ),
     optimisation="total variation and order of the target's likeliest tokens",
     training=VISPEC,
+    needs=("image input",),
     paper="Kang et al. 2025",
     reconstructed="coupled noise instead of rejection",
 )

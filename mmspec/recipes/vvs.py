@@ -1,25 +1,25 @@
-"""VVS: some rounds of relaxed decoding keep part of the draft without asking the target.
+"""VVS: some rounds of relaxed decoding accept part of the draft without a target call.
 
-Dong et al. 2026 (CVPR 2026), "VVS". LANTERN's tree and acceptance; in a skipped round the head of a
-random path of the tree is kept as it is, and the next forward reads it together with the next tree.
-`skip` is "uniform" (one round in `interval`), "similarity" (rounds whose paths look alike, mean
-cosine of their codes >= `threshold`), "never", or a policy of `mmspec.verifiers.skipping`; nothing
-is skipped twice in a row, nor within the first `warm_up` tokens. Lossy, by LANTERN's relaxation
-and more by skipping: `over_accepted_mass` measures the verified tokens only, `unverified_tokens`
-counts the others. skip="never" is LANTERN bit for bit.
+Dong et al. 2026 (CVPR 2026), "VVS". LANTERN's tree and acceptance; in a skipped round the beginning
+of a random path of the tree is accepted, and the next forward reads it together with the next tree.
+`skip` is "uniform" (one round in `interval`), "similarity" (rounds with similar paths, mean cosine
+of their codes >= `threshold`), "never", or a policy of `mmspec.verifiers.skipping`; nothing is
+skipped twice in a row, nor within the first `warm_up` tokens. Lossy, by LANTERN's relaxation and
+more by skipping: `over_accepted_mass` measures the verified tokens only, `unverified_tokens` counts
+the others. skip="never" is LANTERN bit for bit.
 
-`drafter` is a feature head, as in the paper, or a draft model; a head goes on from the last states
-that it knows where tokens were skipped. Reconstructed: rounds are counted from the first one, one
-decision is made for all rows of a batch, and what a head read of borrowed states is not read again.
+`drafter` is a feature head, as in the paper, or a draft model; after skipped tokens a head
+continues from the last known states. Reconstructed: rounds are counted from the first one, one
+decision applies to all rows of a batch, and a head does not recompute inputs of reused states.
 """
 
-from mmspec.codes.codebook import Codebook, vectors_for
+from mmspec.codes.codebook import Codebook, resolve_codebook
 from mmspec.draft import Gate
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.recipe import Deferred, Kit
 from mmspec.recipes.lantern import pooling
-from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform
+from mmspec.verifiers.skipping import Policy, SkipNever, Skipping, SkipSimilar, SkipUniformly
 
 POLICIES = ("uniform", "similarity", "never")
 
@@ -36,11 +36,11 @@ def policy(kit: Kit) -> Policy:
         chosen: Policy = given
         return chosen
     if given == "uniform":
-        return Uniform(kit.options["interval"])
+        return SkipUniformly(kit.options["interval"])
     if given == "similarity":
-        return Similar(codebook(kit), kit.options["threshold"])
+        return SkipSimilar(codebook(kit), kit.options["threshold"])
     if given == "never":
-        return Never()
+        return SkipNever()
     raise ValueError(f"skip={given!r} is not known; choose one of {', '.join(POLICIES)}")
 
 
@@ -48,9 +48,9 @@ def codebook(kit: Kit) -> Codebook:
     """The vectors of the codes. Raises TypeError for a table of neighbours, which has none."""
     given = kit.options["codebook"]
     if given is None:
-        given = kit.target.check_draws().codebook
+        given = kit.target.require_image_family().codebook
     use = "skip='similarity' compares the vectors of codes"
-    return vectors_for(given, use, kit.target.vocabulary, kit.target.device)
+    return resolve_codebook(given, use, kit.target.vocabulary, kit.target.device)
 
 
 RECIPE = with_draft_model(
@@ -66,6 +66,7 @@ RECIPE = with_draft_model(
         "threshold": 0.7,
         "warm_up": 5,
     },
+    needs=("codebook",),
     paper="Dong et al. 2026",
     reconstructed="how rounds are counted; one decision per batch",
 )

@@ -1,19 +1,19 @@
-"""ZipAR: rows of a picture are written side by side, each a few codes behind the one above.
+"""ZipAR: rows of an image are generated in parallel, each a few codes after the one above.
 
 He et al. 2025 (ICML 2025), "ZipAR: parallel autoregressive image generation through spatial
-locality". A baseline that speculates nothing: a row begins when the row above has `window` codes,
-every forward writes one code in each row that has begun, and nothing is verified. The prefill and
-W - 1 + (H - 1) window target calls draw H rows of W codes. Lossy: a code is drawn without what is
-still missing above it. `over_accepted_mass` says how far that took it from the target, a total
-variation per token. A window of a whole row, or no grid, is plain decoding.
+locality". A baseline without verification: a row begins when the row above has `window` codes, and
+each forward generates one code in every begun row. The prefill and W - 1 + (H - 1) window target
+calls generate H rows of W codes. Lossy: a code is sampled without the codes still missing above it.
+`over_accepted_mass` measures the total variation to the target per token. A window of a whole row,
+or no grid, is plain decoding.
 
 With verifier="rejection" or "coupled" the same rows are only drafts, and the output is exact.
 
-Reconstructed; the released code has another schedule. It writes the first row whole before a second
-one begins (ours begins behind `window` codes: W - window calls fewer). The code before a new row,
-which nobody knows yet, it stands in for by the newest code two rows above the new one; here it is
-the newest of the row above. It keeps what it read first; here codes are read again until the rows
-above are complete. The adaptive window of later versions is not there.
+Reconstructed; the released code has another schedule. It completes the first row before a second
+one begins (here after `window` codes: W - window calls fewer). It replaces the unknown code before
+a new row by the newest code two rows above; here by the newest of the row above. It reads each code
+once; here codes are read again until the rows above are complete. The adaptive window of later
+versions is left out.
 """
 
 from mmspec.draft import Drafter
@@ -35,6 +35,7 @@ RECIPE = Recipe(
     verifier=Unchecked(),
     sees="target-memory",
     options={"window": 8},
+    needs=("image tokens",),
     paper="He et al. 2025 (ZipAR)",
     reconstructed="the schedule: when a row begins, what stands in, what is read again",
 )

@@ -1,24 +1,23 @@
-"""Key/value memory made for speculation: write anywhere, forget for free, keep a path of a tree.
+"""Key/value cache for speculation: per-row slots, rollback without cost, paths of a tree.
 
 Every attention layer owns one buffer (B, heads, capacity, width). Rows write at their own slots;
-what was rejected is simply not counted any more, and is overwritten later. Nothing is ever
-concatenated.
+rejected slots are not counted and are overwritten later. Nothing is concatenated.
 
     slot        0   1   2   3   4   5   6   7
-    row 0       p   p   p   a  [x   y   z]  .      kept 4, block of 3 written at 4..6
-    row 1       -   p   p   a   b  [x   y   z]     one padded slot, kept 5, block at 5..7
+    row 0       p   p   p   a  [x   y   z]  .      length 4, block of 3 written at 4..6
+    row 1       -   p   p   a   b  [x   y   z]     one padded slot, length 5, block at 5..7
 
-After verification row 0 keeps x and z of a tree: z moves from slot 6 to slot 5, and `kept` becomes
-6.
+After verification row 0 keeps x and z of a tree: z moves from slot 6 to slot 5; its length is 6.
 
-Recurrent, convolution, compressed, rolling and static layers overwrite what they held. A copy of
-all their tensors and counters brings them back to a committed point, and what was accepted behind
-it is read again.
+Recurrent, convolution, compressed, rolling and static layers overwrite their states. A copy of all
+their tensors and counters restores a committed point, and the tokens accepted after it are read
+again.
 """
 
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -37,9 +36,9 @@ from transformers.cache_utils import (
 )
 
 from mmspec import _hf
-from mmspec.targets.slots import IndexedSlotLayer, SlotLayer, SlotPlan, StatefulSlotLayer
+from mmspec.targets.slots import IndexedSlotLayer, SlotLayer, SlotPlan, SlotPool, StatefulSlotLayer
 
-# layers of transformers, and what keeps the same so that it can be forgotten
+# layers of transformers, and the slot layers that replace them
 _SLOTTED: dict[type, type[SlotLayer]] = {
     DynamicLayer: SlotLayer,
     DynamicSlidingWindowLayer: SlotLayer,
@@ -50,29 +49,33 @@ _SLOTTED: dict[type, type[SlotLayer]] = {
 
 State = dict[str, Any]
 _PLAIN = (int, float, str, type(None), torch.dtype, torch.device, torch.Size)
-_SLOTS = ("plan", "window", "is_initialized", *SlotLayer.buffers)  # these forget by themselves
+_SLOTS = ("plan", "window", "pool_index", "is_initialized", *SlotLayer.buffers)  # need no copy
 
 
 class SlotCache(Cache):
-    """The cache object handed to a Hugging Face model; one `plan_*` call precedes every forward.
+    """The cache passed to a Hugging Face model; one `plan_*` call precedes every forward.
 
-    Keys and values lie in slots. States of recurrent layers are as transformers makes them, and so
-    is every layer of a model that has one of another kind (compressed, rolling, static: their masks
-    and lengths belong together); `snapshot` and `restore` bring those back to a committed point.
-    `can_branch` is False for them: a tree would need one state per branch. `is_slotted` tells
-    whether all that attends lies in slots, so that it can be placed and masked.
+    Keys and values are stored in slots. Recurrent layers are those of transformers, and so is every
+    layer of a model that has one of another kind (compressed, rolling, static: their masks and
+    lengths depend on each other); `snapshot` and `restore` return these to a committed point.
+    `can_branch` is False for them: a tree would need one state per branch. `is_slotted` is whether
+    all attention layers use slots, so that blocks can be placed and masked.
     """
 
     def __init__(self, config: Any, capacity: int = 64) -> None:
         self.plan = SlotPlan(capacity)
         self.layers: list[Any]
-        made = template(config)
+        made = make_layers(config)
         self.is_slotted = all(
             type(layer) in (*_SLOTTED, LinearAttentionLayer, DummyLayer) for layer in made
         )
         super().__init__(layers=[self._layer(layer) for layer in made])
-        for index in crossed_layers(config.get_text_config(decoder=True)):
-            self.layers[index].is_crossed = True
+        for index in cross_attention_layers(config.get_text_config(decoder=True)):
+            self.layers[index].is_cross_attention = True
+        pooled = [one for one in self._slot_layers() if not one.is_cross_attention]
+        for index, layer in enumerate(pooled):
+            layer.pool_index = 2 * index
+        self.plan.pool = SlotPool(len(pooled))
         self.stateful = [layer for layer in self.layers if _has_state(layer)]
 
     def _layer(self, layer: Any) -> Any:
@@ -84,14 +87,19 @@ class SlotCache(Cache):
             return StatefulSlotLayer(self.plan, window, layer.number_of_states)
         return kind(self.plan, window)
 
+    def _slot_layers(self) -> list[SlotLayer]:
+        """The layers whose keys and values may lie in the pool."""
+        return [layer for layer in self.layers if type(layer) is SlotLayer]
+
     @property
     def can_branch(self) -> bool:
         return not self.stateful
 
-    def emptied(self) -> SlotCache:
-        """Another one of the same layers, which holds nothing; only of one that `can_branch`."""
+    def make_empty(self) -> SlotCache:
+        """An empty cache of the same layers; needs `can_branch`."""
         twin = copy.copy(self)
         twin.plan = SlotPlan(64)
+        twin.plan.pool = SlotPool(self.plan.pool.num_layers)
         twin.layers = [copy.copy(layer) for layer in self.layers]
         for layer in twin.layers:
             if isinstance(layer, SlotLayer):
@@ -117,42 +125,54 @@ class SlotCache(Cache):
         self.reserve(view)
 
     def reserve(self, slots: int) -> None:
-        """Let the layers grow to so many slots, when they are next written."""
+        """Let the layers grow to at least this many slots at the next write."""
         while self.plan.capacity < slots:
             self.plan.capacity *= 2
+        pool = self.plan.pool
+        if pool.buffer is not None and pool.buffer.shape[3] < slots:
+            pooled = [
+                layer for layer in self.layers if type(layer) is SlotLayer and layer.is_pooled
+            ]
+            pool.grow(self.plan.capacity)
+            for layer in pooled:
+                assert layer.pool_index is not None
+                layer.keys, layer.values = pool.parts[layer.pool_index : layer.pool_index + 2]
 
     def move(self, source: Tensor, target: Tensor) -> None:  # (B, n) slots each
         """Copy `source[b]` to `target[b]` in every attention layer; pad rows with self-moves."""
         rows = torch.arange(source.shape[0], device=source.device)[:, None]
+        pool = self.plan.pool.buffer
+        if pool is not None:  # (2 layers, B, heads, capacity, width)
+            pool[:, rows, :, target] = pool[:, rows, :, source]
         for layer in self.layers:
-            if isinstance(layer, SlotLayer) and layer.is_initialized:
+            if isinstance(layer, SlotLayer) and layer.is_initialized and not layer.is_pooled:
                 layer.move(rows, source, target)
 
     def snapshot(self) -> list[State]:
-        """Copies of all that is kept in no slots."""
-        return [state_of(layer) for layer in self.stateful]
+        """Copies of all states outside slots."""
+        return [copy_state(layer) for layer in self.stateful]
 
     def restore(self, snapshot: Sequence[State]) -> None:
-        """Bring that back."""
+        """Restore the states of a snapshot."""
         for layer, state in zip(self.stateful, snapshot, strict=True):
-            bring_back(layer, state)
+            restore_state(layer, state)
 
     def row(self, config: Any, index: int) -> SlotCache:
-        """One row's own cache, with what it holds so far."""
+        """A cache of one row, with its current contents."""
         twin = SlotCache(config, self.plan.capacity)
         twin.restore(self.snapshot())
         for mine, layer in zip(self.layers, twin.layers, strict=True):
             if isinstance(mine, SlotLayer):
-                layer.take(mine, slice(index, index + 1))
+                layer.copy_rows(mine, slice(index, index + 1))
             if _has_state(mine):
                 layer.reorder_cache(torch.tensor([index]))
         return twin
 
     @staticmethod
-    def stacked(config: Any, caches: Sequence[SlotCache], lengths: Sequence[int]) -> SlotCache:
-        """The rows of several caches under each other, for attention layers only.
+    def stack(config: Any, caches: Sequence[SlotCache], lengths: Sequence[int]) -> SlotCache:
+        """Stack the rows of several caches, for attention layers only.
 
-        Of cache i the first `lengths[i]` slots count; all end at slot max(lengths).
+        The first `lengths[i]` slots of cache i are used; all end at slot max(lengths).
         """
         stop = max(lengths)
         both = SlotCache(config, max(cache.plan.capacity for cache in caches))
@@ -160,7 +180,7 @@ class SlotCache(Cache):
             parts = [cache.layers[index] for cache in caches]
             if not isinstance(layer, SlotLayer):
                 continue
-            for name in parts[0].written():
+            for name in parts[0].buffer_names():
                 buffers = [getattr(part, name) for part in parts]
                 layer.allocate(**{name: torch.cat([buffer[:, :, :1] for buffer in buffers])})
                 first = 0
@@ -171,43 +191,57 @@ class SlotCache(Cache):
         return both
 
     def bytes(self, slots: int | None = None) -> int:
-        """Memory held by the buffers, or by so many slots of them."""
+        """Bytes of the buffers, or of their first `slots`."""
         tensors = [
             getattr(layer, name)
             for layer in self.layers
             if isinstance(layer, SlotLayer)
-            for name in layer.written()
+            for name in layer.buffer_names()
         ]
         parts = [tensor if slots is None else tensor[:, :, :slots] for tensor in tensors]
         return sum(part.numel() * part.element_size() for part in parts)
 
 
-def crossed_layers(config: Any) -> list[int]:
-    """Decoder layers that attend to pictures alone, and are left out where there is none (Mllama).
+def cross_attention_layers(config: Any) -> list[int]:
+    """Decoder layers that attend to images only and are skipped without one (Mllama).
 
-    `config` is a text configuration, which may name layers that it has not.
+    `config` is a text configuration, which may name layers that do not exist.
     """
     named = getattr(config, "cross_attention_layers", None) or ()
     return [at for at in named if at < int(config.num_hidden_layers)]
 
 
-def template(config: Any) -> list[Any]:
-    """The layers transformers itself would use; refuses those that cannot be copied either.
+def last_position_of(config: Any) -> int | None:
+    """The last index of a position embedding; None if positions are computed (RoPE)."""
+    if getattr(config, "rope_parameters", None) is not None:
+        return None
+    size = getattr(config, "max_target_positions", None)
+    size = getattr(config, "max_position_embeddings", None) if size is None else size
+    return None if size is None else int(size) - 1
 
-    Raises ValueError naming the layer class.
-    """
+
+def windows_of(config: Any) -> tuple[int, ...]:
+    """Window sizes of a text configuration, by field name."""
+    return tuple({v for n, v in vars(config).items() if _WINDOW.search(n) and type(v) is int and v})
+
+
+_WINDOW = re.compile("^(?!.*(layer|pattern)).*(window|attention_chunk)")
+
+
+def make_layers(config: Any) -> list[Any]:
+    """The cache layers of transformers. Raises ValueError for a class that cannot be copied."""
     text = config.get_text_config(decoder=True)
     try:
         layers = list(DynamicCache(config=config).layers)
-    except AttributeError as error:  # a configuration of parts that counts no layers of its own
+    except AttributeError as error:  # a composite configuration without a layer count
         raise ValueError(
-            f"{type(text).__name__} does not say what layers keep a state ({error}); use plain "
-            "decoding for this model"
+            f"{type(text).__name__} does not define its cache layers ({error}); use plain decoding "
+            "for this model"
         ) from error
     for index, layer in enumerate(layers):
         if type(layer) not in _SLOTTED:
             try:
-                state_of(layer)
+                copy_state(layer)
             except ValueError as error:
                 raise ValueError(
                     f"layer {index} of {type(text).__name__} cannot be rolled back: {error}; use "
@@ -217,44 +251,44 @@ def template(config: Any) -> list[Any]:
 
 
 def _has_state(layer: Any) -> bool:
-    """Whether a layer holds what lies in no slots."""
+    """Whether a layer holds states outside slots."""
     is_slots_only = isinstance(layer, SlotLayer) and not isinstance(layer, StatefulSlotLayer)
     return not is_slots_only and not isinstance(layer, DummyLayer)
 
 
-def state_of(layer: Any) -> State:
-    """A copy of all that a layer holds. Raises ValueError for what is neither tensor nor number."""
+def copy_state(layer: Any) -> State:
+    """Copy the state of a layer. Raises ValueError for values of other types."""
     held = vars(layer).items()
     if isinstance(layer, SlotLayer):
         held = {name: value for name, value in held if name not in _SLOTS}.items()
-    return {name: _copied(value, f"{type(layer).__name__}.{name}") for name, value in held}
+    return {name: _copy_value(value, f"{type(layer).__name__}.{name}") for name, value in held}
 
 
-def bring_back(layer: Any, state: State) -> None:
-    """Give a layer its state back; tensors in place, they may have static addresses."""
+def restore_state(layer: Any, state: State) -> None:
+    """Restore the state of a layer; tensors in place, as they may have static addresses."""
     for name, saved in state.items():
-        setattr(layer, name, _restored(vars(layer).get(name), saved))
+        setattr(layer, name, _restore_value(vars(layer).get(name), saved))
 
 
-def together(states: Sequence[State]) -> State:
-    """The states of several rows, each of one, as those of a batch."""
+def join_states(states: Sequence[State]) -> State:
+    """Join the states of single rows into that of a batch."""
     if len(states) == 1:
         return states[0]
-    return {name: _joined([state[name] for state in states]) for name in states[0]}
+    return {name: _join_values([state[name] for state in states]) for name in states[0]}
 
 
-def _joined(values: Sequence[Any]) -> Any:
+def _join_values(values: Sequence[Any]) -> Any:
     first = values[0]
     if isinstance(first, dict):
-        return {key: _joined([value[key] for value in values]) for key in first}
+        return {key: _join_values([value[key] for value in values]) for key in first}
     is_counter = not isinstance(first, Tensor) or first.dim() < 2
     return first if is_counter else torch.cat(list(values))
 
 
-def takes_cache(model: Any) -> None:
-    """Refuse a model without a cache by name: what it read cannot be rolled back.
+def check_takes_cache(model: Any) -> None:
+    """Check that a model takes a cache. Raises ValueError.
 
-    A wrapper that names no argument at all is left to the first request. Raises ValueError.
+    A wrapper without argument names is checked at the first request.
     """
     names = _hf.forward_names(model)
     if "input_ids" in names and _hf.cache_name(model) not in names:
@@ -264,9 +298,12 @@ def takes_cache(model: Any) -> None:
         )
 
 
-def keeps_cache(model: Any) -> None:
-    """Refuse a model that keeps nothing of what it reads while it learns. Raises ValueError."""
-    inner = _hf.uncompiled(model)
+def check_keeps_cache(model: Any) -> None:
+    """Refuse a model in training with gradient checkpointing, which caches nothing.
+
+    Raises ValueError.
+    """
+    inner = _hf.unwrap_compiled(model)
     if inner.training and getattr(inner, "is_gradient_checkpointing", False):
         raise ValueError(
             f"{type(inner).__name__} is in training with gradient checkpointing, which keeps no "
@@ -274,30 +311,30 @@ def keeps_cache(model: Any) -> None:
         )
 
 
-def _copied(value: Any, name: str) -> Any:
+def _copy_value(value: Any, name: str) -> Any:
     if isinstance(value, Tensor):
         return value.clone()
     if isinstance(value, dict):
-        return {key: _copied(one, name) for key, one in value.items()}
+        return {key: _copy_value(one, name) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return type(value)(_copied(one, name) for one in value)
+        return type(value)(_copy_value(one, name) for one in value)
     if isinstance(value, _PLAIN):
         return value
     raise ValueError(
-        f"{name} is a {type(value).__name__}, which cannot be copied and brought back behind a "
-        "rejected draft"
+        f"{name} is a {type(value).__name__}, which cannot be copied and restored after a rejected "
+        "draft"
     )
 
 
-def _restored(now: Any, saved: Any) -> Any:
-    """A copy of what was saved, written over what is there now if that has its shape."""
+def _restore_value(now: Any, saved: Any) -> Any:
+    """A copy of the saved value, in place where the current one has its shape."""
     if isinstance(saved, Tensor):
         if isinstance(now, Tensor) and now.shape == saved.shape and now.dtype == saved.dtype:
             return now.copy_(saved)
         return saved.clone()
     if isinstance(saved, dict):
         before = now if isinstance(now, dict) else {}
-        return {key: _restored(before.get(key), one) for key, one in saved.items()}
+        return {key: _restore_value(before.get(key), one) for key, one in saved.items()}
     if isinstance(saved, list | tuple):
-        return type(saved)(_restored(None, one) for one in saved)
+        return type(saved)(_restore_value(None, one) for one in saved)
     return saved

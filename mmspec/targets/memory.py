@@ -1,8 +1,8 @@
-"""The state of one request inside one Hugging Face model: cache, mask, two position counters.
+"""The state of one request in a Hugging Face model: cache, mask, two position counters.
 
 KV slots and rotary positions are different numbers (an image of 1 000 slots may span 32 rotary
-positions), so `kept` indexes slots, `rope` feeds `position_ids`, and neither is ever derived from
-the other.
+positions): `lengths` counts slots, `rope` gives `position_ids`, and neither is derived from the
+other.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from mmspec.trees import Tree
 class TokenBlock:
     """Tokens of one forward: P waiting (pending) tokens per row, then N draft nodes; q = P + N.
 
-    A drafter reads its tree level by level: `behind` tokens of earlier blocks, not kept yet, then
-    precede this one. Rows with fewer waiting tokens are padded on the left; padding writes behind
-    the real slots.
+    A drafter reads its tree level by level: `num_preceding` tokens of earlier blocks, not committed
+    yet, then precede this one. Rows with fewer pending tokens are padded on the left; padding is
+    written after the real slots.
     """
 
     tokens: Tensor  # (B, q) int64
-    depths: Tensor  # (1 or B, q) rotary offset from the first slot that is not kept
-    corner: Tensor  # (1 or B, q, behind + q) additive: who sees whom behind the kept slots
+    depths: Tensor  # (1 or B, q) rotary offset from the first uncommitted slot
+    corner: Tensor  # (1 or B, q, num_preceding + q) additive mask over the uncommitted slots
     waiting: int  # P
     pads: tuple[int, ...] | None = None  # left padding per row, None = none anywhere
-    behind: int = 0
-    embeds: Tensor | None = None  # (B, N, D) what is read in place of the draft's tokens
+    num_preceding: int = 0
+    embeds: Tensor | None = None  # (B, N, D) input embeddings in place of the draft tokens
 
     @property
     def length(self) -> int:
         return self.tokens.shape[1]
 
-    def embedded(self, embed: Callable[[Tensor], Tensor]) -> Tensor:  # (B, q, D)
-        """What a decoder reads, `embed` being its table: (B, n) -> (B, n, D)."""
+    def embed_tokens(self, embed: Callable[[Tensor], Tensor]) -> Tensor:  # (B, q, D)
+        """Input embeddings of a decoder whose table is `embed`: (B, n) -> (B, n, D)."""
         if self.embeds is None:
             return embed(self.tokens)
         before = embed(self.tokens[:, : self.length - self.embeds.shape[1]])
         return torch.cat((before, self.embeds.to(before)), 1)
 
     def row(self, index: int) -> TokenBlock:
-        """One row of a chain, without its padding."""
+        """One row of a chain, without padding."""
         pad = self.pads[index] if self.pads is not None else 0
         each = min(index, self.depths.shape[0] - 1)
         corner = self.corner[:1] if self.corner.shape[0] == 1 else self.corner[index : index + 1]
@@ -59,26 +59,26 @@ class TokenBlock:
             corner[:, pad:, pad:],
             max(self.waiting - pad, 0),
             None,
-            self.behind,
+            self.num_preceding,
             None if self.embeds is None else self.embeds[index : index + 1],
         )
 
-    def tiled(self, times: int) -> TokenBlock:
-        """The same block for `times` batches under each other."""
+    def repeat_batch(self, times: int) -> TokenBlock:
+        """The block repeated for `times` batches."""
         if times == 1:
             return self
 
-        def again(one: Tensor) -> Tensor:
+        def repeat(one: Tensor) -> Tensor:
             return one if len(one) == 1 else one.repeat(times, *[1] * (one.dim() - 1))
 
         pads = None if self.pads is None else self.pads * times
         embeds = None if self.embeds is None else self.embeds.repeat(times, 1, 1)
-        places = (again(self.depths), again(self.corner), self.waiting)
-        return TokenBlock(self.tokens.repeat(times, 1), *places, pads, self.behind, embeds)
+        layout = (repeat(self.depths), repeat(self.corner), self.waiting)
+        return TokenBlock(self.tokens.repeat(times, 1), *layout, pads, self.num_preceding, embeds)
 
 
-def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> TokenBlock:
-    """Lay out waiting tokens and a draft below the last of them.
+def build_block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> TokenBlock:
+    """Lay out pending tokens and a draft below the last of them.
 
     `like` gives mask dtype and device.
     """
@@ -95,11 +95,11 @@ def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -
     else:
         assert draft is not None
         depths, corner = _dynamic(draft, waiting, like.dtype)
-    reading = None if draft is None else draft.reading
-    if reading is not None and reading.ahead is not None:
+    node_inputs = None if draft is None else draft.node_inputs
+    if node_inputs is not None and node_inputs.relative_positions is not None:
         before = torch.arange(waiting, device=device).expand(len(tokens), -1)
-        depths = torch.cat((before, waiting + reading.ahead), 1)
-    embeds = None if reading is None else reading.embeds
+        depths = torch.cat((before, waiting + node_inputs.relative_positions), 1)
+    embeds = None if node_inputs is None else node_inputs.embeds
     if not short:
         return TokenBlock(tokens, depths, corner, waiting, embeds=embeds)
     pads = tuple(waiting - len(row) for row in pending)
@@ -108,9 +108,9 @@ def block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -
 
 
 class Memory:
-    """Cache, mask buffer and counters of one request; rows advance at their own pace.
+    """Cache, mask buffer and counters of one request; rows advance independently.
 
-    The one mutable object of a request: everything else about it is replaced, not changed.
+    The only mutable object of a request.
     """
 
     def __init__(
@@ -121,22 +121,24 @@ class Memory:
         rope: Sequence[int],
         like: Tensor,
         window: int | None = None,
-        bare: bool = False,
+        is_maskless: bool = False,
     ) -> None:
         self.cache = cache
-        self.kept = [slots] * len(padding)  # slots in use per row, padding included
+        self.lengths = [slots] * len(padding)  # slots in use per row, padding included
         self.rope = list(rope)  # rotary position of the next token per row
-        self.padding = tuple(padding)  # slots per row that nobody sees
+        self.padding = tuple(padding)  # masked slots per row
         self.window = window
-        self.bare = bare and not any(padding)  # a lone token goes without a mask
+        self.is_maskless = is_maskless and not any(padding)  # a single token needs no mask
         self.mask = Mask(padding, slots, like)
-        self.saved = cache.snapshot() if cache.stateful else None  # states at `kept`
-        self.offsets: Tensor | None = None  # (axes, B, 1) what each rotary axis adds to `rope`
-        self.axes = 1  # rows of `position_ids`: several for M-RoPE, 0 = the model counts itself
-        self.carried: Mapping[str, Any] = {}  # further arguments of every step, see `carried`
-        self.is_stepwise = False  # the model itself places what it reads: chains of one row only
-        self.last: int | None = None  # no token is read at a later position, see `place`
-        self.beside: Any = cache  # what the model is handed: an encoder-decoder wraps the slots
+        self.saved_state = cache.snapshot() if cache.stateful else None  # states at `lengths`
+        self.offsets: Tensor | None = None  # (axes, B, 1) offset of each rotary axis to `rope`
+        self.axes = 1  # rows of `position_ids`: several for M-RoPE, 0 = computed by the model
+        self.step_inputs: Mapping[str, Any] = {}  # further arguments of every step, see `carried`
+        self.is_stepwise = False  # the model makes positions and masks: chains of one row only
+        self.max_position: int | None = None  # the last position id, see `place`
+        self.model_cache: Any = (
+            cache  # the cache passed to the model: an encoder-decoder wraps the slots
+        )
         self.source: Any = None  # encoder outputs of an encoder-decoder
 
     @property
@@ -146,69 +148,68 @@ class Memory:
 
     @property
     def batch(self) -> int:
-        return len(self.kept)
+        return len(self.lengths)
 
     def place(self, block: TokenBlock) -> tuple[Tensor, Tensor | None, Tensor]:
-        """Plan where the block goes, behind what is kept.
+        """Plan the slots of a block after the committed ones.
 
         Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view) or None where a
-        single token sees everything, and the order of the queries (1 or B, q), in slots, for
-        window masks.
+        single token attends to everything, and the slots of the queries (1 or B, q) for window
+        masks.
         """
-        first = self.kept[0]
-        if block.pads is None and all(slot == first for slot in self.kept):
-            self.cache.plan_uniform(first + block.behind, block.length)
-            alone = self.bare and block.length == 1 and not block.behind
-            mask = None if alone else self.mask.uniform(first, block.corner)
+        first = self.lengths[0]
+        if block.pads is None and all(slot == first for slot in self.lengths):
+            self.cache.plan_uniform(first + block.num_preceding, block.length)
+            alone = self.is_maskless and block.length == 1 and not block.num_preceding
+            mask = None if alone else self.mask.place_uniform(first, block.corner)
         else:
-            view = max(self.kept) + block.behind + block.length
+            view = max(self.lengths) + block.num_preceding + block.length
             self.cache.plan_rows(self._slots(block), view)
-            mask = self.mask.ragged(self.kept, block, view)
+            mask = self.mask.place_ragged(self.lengths, block, view)
         positions = block.depths + _column(self.rope, block.depths)
         if block.pads is not None:
             positions = positions.clamp_min(0)
-        if self.last is not None:  # a row reads on behind its end while others have room
-            positions = positions.clamp_max(self.last)
+        if self.max_position is not None:  # a finished row is still read while others continue
+            positions = positions.clamp_max(self.max_position)
         queries = block.depths
         if self.window is not None:
-            queries = queries + _column(self.kept, block.depths)
-            self.cache.plan.low = max(min(self.kept) - self.window + 1, 0)
+            queries = queries + _column(self.lengths, block.depths)
+            self.cache.plan.low = max(min(self.lengths) - self.window + 1, 0)
         return positions, mask, queries
 
-    def on_axes(self, positions: Tensor) -> Tensor:  # (1 or B, q) -> (axes, B, q)
-        """Positions on every rotary axis (M-RoPE); behind a picture these are not the same."""
+    def spread_axes(self, positions: Tensor) -> Tensor:  # (1 or B, q) -> (axes, B, q)
+        """Positions on every rotary axis (M-RoPE); after an image these differ."""
         spread = positions.expand(self.axes, self.batch, -1)
         return spread if self.offsets is None else spread + self.offsets
 
     def _slots(self, block: TokenBlock) -> Tensor:  # (B, q)
         columns = torch.arange(block.length, device=block.tokens.device)
-        base = torch.tensor(self.kept, device=columns.device)[:, None] + block.behind
+        base = torch.tensor(self.lengths, device=columns.device)[:, None] + block.num_preceding
         if block.pads is None:
             return base + columns
         pads = torch.tensor(block.pads, device=columns.device)[:, None]
         return base + (columns - pads) % block.length  # padding wraps around to the end
 
     def advance(self, steps: Sequence[int]) -> None:
-        """Keep the last block's first `steps[b]` slots of row b; all, if the model is recurrent."""
+        """Commit the first `steps[b]` slots of the last block in row b; all, if recurrent."""
         for row, step in enumerate(steps):
-            self.kept[row] += step
+            self.lengths[row] += step
             self.rope[row] += step
-        if self.saved is not None and any(steps):
-            self.saved = self.cache.snapshot()
-        elif self.saved is not None:  # nothing of what was read is kept
-            self.cache.restore(self.saved)
+        if self.saved_state is not None and any(steps):
+            self.saved_state = self.cache.snapshot()
+        elif self.saved_state is not None:  # nothing is committed
+            self.cache.restore(self.saved_state)
 
     def commit(
         self, waiting: Sequence[int], paths: Sequence[Sequence[int]], nodes: int
     ) -> list[int]:
-        """Keep the waiting tokens and the accepted ones of the last block's `nodes`, contiguously.
+        """Commit the pending tokens and the accepted nodes of the last block, contiguously.
 
-        Returns how many slots each row kept. A recurrent model can keep all or nothing: its state
-        goes back where a node was rejected, and the tokens accepted before stay pending (lazy
-        replay).
+        Returns the committed slots per row. A recurrent model commits all or nothing: its state is
+        restored where a node was rejected, and the accepted tokens stay pending (lazy replay).
         """
-        if self.saved is not None and len(paths[0]) < nodes:
-            self.cache.restore(self.saved)
+        if self.saved_state is not None and len(paths[0]) < nodes:
+            self.cache.restore(self.saved_state)
             return [0]
         if any(node != step for path in paths for step, node in enumerate(path)):
             self.cache.move(*self._moves(waiting, paths))
@@ -222,16 +223,16 @@ class Memory:
         """Source and target slots (B, n) that make accepted paths contiguous."""
         width = max(len(path) for path in paths)
         source, target = [], []
-        for kept, wait, path in zip(self.kept, waiting, paths, strict=True):
+        for kept, wait, path in zip(self.lengths, waiting, paths, strict=True):
             base = kept + wait
-            spare = [base - 1] * (width - len(path))  # self-moves, of a slot nobody else writes
+            spare = [base - 1] * (width - len(path))  # self-moves, of a slot that is not written
             source.append([base + node for node in path] + spare)
             target.append([base + step for step in range(len(path))] + spare)
         device = self.mask.device
         return torch.tensor(source, device=device), torch.tensor(target, device=device)
 
-    def windowed(self, mask: Tensor, queries: Tensor) -> Tensor:
-        """The mask of sliding layers over the slots they read: nothing far behind is seen."""
+    def mask_window(self, mask: Tensor, queries: Tensor) -> Tensor:
+        """The mask of sliding-window layers over the slots they read."""
         assert self.window is not None
         low = self.cache.plan.low
         slots = torch.arange(low, mask.shape[-1], device=mask.device)
@@ -240,7 +241,7 @@ class Memory:
 
 
 class RowMemories:
-    """One memory per row: recurrent states cannot advance by a different step per row."""
+    """One memory per row, as recurrent states cannot advance by different steps per row."""
 
     def __init__(self, rows: Sequence[Memory]) -> None:
         self.rows = list(rows)
@@ -250,8 +251,8 @@ class RowMemories:
         return len(self.rows)
 
     @property
-    def kept(self) -> list[int]:
-        return [row.kept[0] for row in self.rows]
+    def lengths(self) -> list[int]:
+        return [row.lengths[0] for row in self.rows]
 
     @property
     def padding(self) -> tuple[int, ...]:
@@ -262,8 +263,8 @@ class RowMemories:
         return self.rows[0].like
 
     @property
-    def saved(self) -> Any:
-        return self.rows[0].saved
+    def saved_state(self) -> Any:
+        return self.rows[0].saved_state
 
     def advance(self, steps: Sequence[int]) -> None:
         for row, step in zip(self.rows, steps, strict=True):
@@ -277,10 +278,10 @@ class RowMemories:
 
 
 class Mask:
-    """An additive attention mask kept between rounds; only the slots that changed are written.
+    """An additive attention mask reused between rounds; only changed slots are written.
 
-    Invariant: in row b, all query lines see exactly the unpadded slots below `open[b]`; from there
-    up to `dirty[b]` a line may hold anything; above, nothing is visible.
+    Invariant: in row b, all query lines attend to exactly the unpadded slots below `open[b]`; from
+    there up to `dirty[b]` values are arbitrary; above, everything is masked.
     """
 
     def __init__(self, padding: Sequence[int], slots: int, like: Tensor) -> None:
@@ -297,13 +298,13 @@ class Mask:
             if pad:
                 self.buffer[row, :, :, :pad] = self.hide
 
-    def add(self, bias: Tensor) -> None:  # (B, L), of slots of the prompt, for good
+    def add(self, bias: Tensor) -> None:  # (B, L), of the slots of the prompt, permanently
         self._fit(0, 0, len(bias))
         own = self.buffer[..., : bias.shape[1]]
         own.add_(bias.to(self.dtype)[:, None, None]).clamp_min_(self.hide)
 
-    def uniform(self, at: int, corner: Tensor) -> Tensor:
-        """All rows put the corner at slot `at`; returns a view (B or 1, 1, q, at + width)."""
+    def place_uniform(self, at: int, corner: Tensor) -> Tensor:
+        """Write the corner at slot `at` of all rows; return a view (B or 1, 1, q, at + width)."""
         lines, stop = corner.shape[1], at + corner.shape[2]
         self._fit(lines, stop, corner.shape[0])
         opened = min(self.open)
@@ -314,8 +315,8 @@ class Mask:
         self.dirty = [max(dirty, stop) for dirty in self.dirty]
         return self.buffer[:, :, :lines, :stop]
 
-    def ragged(self, at: Sequence[int], block: TokenBlock, view: int) -> Tensor:
-        """Row b puts the block's corner at slot `at[b]`; returns a view (B, 1, q, view)."""
+    def place_ragged(self, at: Sequence[int], block: TokenBlock, view: int) -> Tensor:
+        """Write the block's corner at slot `at[b]` of row b; return a view (B, 1, q, view)."""
         lines, span = block.length, block.corner.shape[2]
         start = [min(pair) for pair in zip(self.open, at, strict=True)]
         stop = [max(dirty, slot + span) for dirty, slot in zip(self.dirty, at, strict=True)]
@@ -324,7 +325,7 @@ class Mask:
         first = torch.tensor(start, device=self.device)[:, None]
         columns = first + torch.arange(width, device=self.device)  # (B, W) slots
         offset = columns - torch.tensor(at, device=self.device)[:, None]
-        inner = self._shifted(block, offset)  # (B, q, W)
+        inner = self._shift_corner(block, offset)  # (B, q, W)
         past = torch.where(offset < 0, self.buffer.new_zeros(()), self.hide)[:, None]
         lower = past.expand(-1, self.buffer.shape[2] - lines, -1)
         value = torch.cat((torch.where(offset[:, None] < 0, past, inner), lower), 1)
@@ -332,8 +333,8 @@ class Mask:
         self.open, self.dirty = list(at), [slot + span for slot in at]
         return self.buffer[:, :, :lines, :view]
 
-    def _shifted(self, block: TokenBlock, offset: Tensor) -> Tensor:
-        """The block's corner in slot offsets; padding on the left of it has no slot there."""
+    def _shift_corner(self, block: TokenBlock, offset: Tensor) -> Tensor:
+        """The block's corner by slot offset, without left padding."""
         lines, span = block.length, block.corner.shape[2]
         if block.pads is not None:
             offset = offset + torch.tensor(block.pads, device=self.device)[:, None]
@@ -354,14 +355,14 @@ class Mask:
         )
         self.buffer = old.new_full(shape, self.hide)
         self.buffer[:, :, : old.shape[2], : old.shape[3]] = old
-        for row in range(shape[0]):  # new lines start with what every line sees
+        for row in range(shape[0]):  # new lines start with the slots open to all lines
             self.buffer[row, :, old.shape[2] :, : self.open[row]] = old[
                 min(row, old.shape[0] - 1), 0, 0, : self.open[row]
             ]
 
 
 def _column(values: Sequence[int], like: Tensor) -> Any:
-    """Per-row numbers as a column (B, 1), or as one number where all rows agree."""
+    """Per-row numbers as a column (B, 1), or one number where all rows agree."""
     first = values[0]
     if all(value == first for value in values):
         return first
@@ -379,7 +380,7 @@ def _static(
 
 
 def _dynamic(draft: Draft, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """The same for a tree that differs between rows: (B, q), (B, q, q)."""
+    """The same for trees that differ between rows: (B, q), (B, q, q)."""
     ancestors = draft.ancestors()
     chain = torch.arange(waiting, device=ancestors.device).expand(draft.batch, -1)
     depths = torch.cat((chain, waiting - 1 + ancestors.sum(-1)), 1)

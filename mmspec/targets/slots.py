@@ -1,15 +1,16 @@
-"""Layers of a cache that are written anywhere and forgotten for free, see `targets.cache`."""
+"""Cache layers that are written at given slots and rolled back at no cost; see `targets.cache`."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 
 class SlotPlan:
-    """Where the next forward writes and how far it reads; one object shared by all layers."""
+    """The slots that the next forward writes and reads; shared by all layers."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -18,67 +19,142 @@ class SlotPlan:
         self.low = 0  # sliding layers read [low, view)
         self.slots: Tensor | None = None  # (B, q) per-row slots
         self.rows: Tensor | None = None  # (B, 1)
+        self.pool = SlotPool(0)
+
+
+class SlotPool:
+    """Keys and values of all layers of one shape in one tensor, sliced once per forward.
+
+    Slicing every buffer of every layer costs more than writing a token does. Layers of another
+    shape, dtype or device, and those that need gradients, have buffers of their own.
+    """
+
+    def __init__(self, num_layers: int) -> None:
+        self.num_layers = num_layers
+        self.buffer: Tensor | None = None  # (2 layers, B, heads, capacity, width)
+        self.parts: tuple[Tensor, ...] = ()  # per layer keys, values: (B, heads, capacity, width)
+        self.key: tuple[int, ...] = ()  # what the slices below are of
+        self.written: tuple[Tensor, ...] = ()  # slots of the forward, like `parts`
+        self.read: tuple[Tensor, ...] = ()
+
+    def allocate(self, keys: Tensor, values: Tensor, capacity: int) -> bool:
+        """Allocate the buffers for states (B, heads, q, width), or check that they fit."""
+        if torch.is_grad_enabled() or keys.shape != values.shape or keys.dtype != values.dtype:
+            return False
+        batch, heads, _, width = keys.shape
+        if self.buffer is None:
+            self._set(keys.new_zeros(2 * self.num_layers, batch, heads, capacity, width))
+        assert self.buffer is not None
+        fits = self.buffer.shape[1:3] == (batch, heads) and self.buffer.shape[4] == width
+        return fits and self.buffer.dtype == keys.dtype and self.buffer.device == keys.device
+
+    def grow(self, capacity: int) -> None:
+        """Move to a buffer of this capacity."""
+        assert self.buffer is not None
+        old, shape = self.buffer, self.buffer.shape
+        new = old.new_zeros(*shape[:3], capacity, shape[4])
+        new[:, :, :, : shape[3]] = old
+        self._set(new)
+
+    def slice(self, start: int, length: int, view: int) -> None:
+        """Slice the slots [start, start + length) to write and [0, view) to read."""
+        if self.key != (start, length, view):
+            assert self.buffer is not None
+            self.key = (start, length, view)
+            self.written = self.buffer.narrow(3, start, length).unbind(0)
+            self.read = self.buffer.narrow(3, 0, view).unbind(0)
+
+    def _set(self, buffer: Tensor) -> None:
+        self.buffer, self.parts, self.key = buffer, buffer.unbind(0), ()
 
 
 class SlotLayer(CacheLayerMixin):
-    """One attention layer's buffers; where to write and how far to read is the cache's plan.
+    """Buffers of one attention layer; the plan of the cache gives the slots to write and read.
 
-    The two layers below keep more beside: they inherit, because transformers asks for a layer's
-    base classes.
+    The subclasses below hold further states; they inherit because transformers checks the base
+    classes of a layer.
     """
 
     buffers: tuple[str, ...] = ("keys", "values")  # (B, heads, capacity, width) each, once written
     keys: Any
     values: Any
 
-    def __init__(self, plan: SlotPlan, window: int | None = None) -> None:
+    def __init__(
+        self, plan: SlotPlan, window: int | None = None, pool_index: int | None = None
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.plan = plan
-        self.window = window  # reads so many slots only; it keeps everything, so it can roll back
-        self.is_crossed = False  # attends to what is given once, and is never rolled back
+        self.window = window  # number of slots read; all are kept, for rollback
+        self.pool_index = pool_index  # of its keys in the pool; None = buffers of its own
+        self.is_cross_attention = False  # its states are given once and never rolled back
 
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         self.allocate(keys=key_states, values=value_states)
 
     def allocate(self, **states: Tensor) -> None:  # (B, heads, q, width) each
-        """Make buffers for states of such shapes."""
+        """Allocate buffers for states of such shapes."""
         for name, like in states.items():
             batch, heads, _, width = like.shape
-            # zeros: a masked slot still meets 0 * value, so no NaN may lie there
+            # zeros: a masked slot is still multiplied by 0, so it may not hold NaN
             setattr(self, name, like.new_zeros(batch, heads, self.plan.capacity, width))
         self.is_initialized = self.keys is not None
 
     def update(
         self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        if self.is_crossed:
+        if self.is_cross_attention:
             self.keys, self.values, self.is_initialized = key_states, value_states, True
             return key_states, value_states
         if not self.is_initialized:
-            self.allocate(keys=key_states, values=value_states)
+            self._allocate_states(key_states, value_states)
         elif self.keys.shape[2] < self.plan.view:
             self.grow()
+        if self.is_pooled and self.plan.slots is None:
+            return self._update_pooled(key_states, value_states)
         self.write(self.keys, key_states)
         self.write(self.values, value_states)
         low = self.plan.low if self.window is not None else 0
         return self.keys[:, :, low : self.plan.view], self.values[:, :, low : self.plan.view]
 
+    @property
+    def is_pooled(self) -> bool:
+        """Whether the buffers are those of the pool."""
+        at, parts = self.pool_index, self.plan.pool.parts
+        return at is not None and bool(parts) and self.keys is parts[at]
+
+    def _allocate_states(self, keys: Tensor, values: Tensor) -> None:
+        pool, at = self.plan.pool, self.pool_index
+        if at is not None and pool.allocate(keys, values, self.plan.capacity):
+            self.keys, self.values = pool.parts[at], pool.parts[at + 1]
+            self.is_initialized = True
+        else:
+            self.allocate(keys=keys, values=values)
+
+    def _update_pooled(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        plan, pool, at = self.plan, self.plan.pool, self.pool_index
+        assert at is not None
+        pool.slice(plan.start, keys.shape[2], plan.view)
+        pool.written[at].copy_(keys)
+        pool.written[at + 1].copy_(values)
+        read, low = (pool.read[at], pool.read[at + 1]), plan.low if self.window is not None else 0
+        return read if not low else (read[0][:, :, low:], read[1][:, :, low:])
+
     def write(self, buffer: Tensor, states: Tensor) -> None:  # (B, heads, q, width)
-        """Put states where the plan says."""
+        """Write states to the planned slots."""
         plan = self.plan
         if plan.slots is None:
             buffer[:, :, plan.start : plan.start + states.shape[2]] = states
         else:
             buffer[plan.rows, :, plan.slots] = states.transpose(1, 2)
 
-    def written(self) -> list[str]:
-        """Names of the buffers of slots that there are by now."""
-        own = () if self.is_crossed else self.buffers
+    def buffer_names(self) -> list[str]:
+        """Names of the allocated slot buffers."""
+        own = () if self.is_cross_attention else self.buffers
         return [name for name in own if getattr(self, name) is not None]
 
     def grow(self) -> None:
         """Move to buffers of the plan's (geometrically grown) capacity."""
-        for name in self.written():
+        for name in self.buffer_names():
             old = getattr(self, name)
             if old.shape[2] < self.plan.capacity:
                 new = old.new_zeros(*old.shape[:2], self.plan.capacity, old.shape[3])
@@ -87,14 +163,14 @@ class SlotLayer(CacheLayerMixin):
 
     def move(self, rows: Tensor, source: Tensor, target: Tensor) -> None:  # (B, n) each
         """Copy slots within each row; the read is complete before the write, so overlap is safe."""
-        for name in self.written():
+        for name in self.buffer_names():
             buffer = getattr(self, name)
             buffer[rows, :, target] = buffer[rows, :, source]
 
-    def take(self, other: SlotLayer, rows: slice) -> None:
-        """Hold what some rows of another layer hold."""
+    def copy_rows(self, other: SlotLayer, rows: slice) -> None:
+        """Copy some rows of another layer."""
         if other.is_initialized:
-            for name in other.written() or ("keys", "values"):
+            for name in other.buffer_names() or ("keys", "values"):
                 setattr(self, name, getattr(other, name)[rows].clone())
         self.is_initialized = other.is_initialized
 
@@ -109,7 +185,7 @@ class SlotLayer(CacheLayerMixin):
 
 
 class IndexedSlotLayer(SlotLayer):
-    """The same with the keys of an indexer (sparse attention), and the positions of those."""
+    """A slot layer with the keys of an indexer (sparse attention) and their positions."""
 
     buffers = ("keys", "values", "index", "places")
 
@@ -119,25 +195,25 @@ class IndexedSlotLayer(SlotLayer):
         self.places: Any = None  # (B, 1, capacity, axes)
 
     def update_indexer(self, indexer_key_states: Tensor) -> Tensor:  # (B, q, width)
-        """Write an indexer's keys; returns all that are read, (B, view, width)."""
-        return self._noted("index", indexer_key_states[:, None])[:, 0, : self.plan.view]
+        """Write an indexer's keys; return all that are read, (B, view, width)."""
+        return self._write_buffer("index", indexer_key_states[:, None])[:, 0, : self.plan.view]
 
     @property
     def indexer_position_ids(self) -> Tensor | None:  # (axes, B, start)
-        """Positions of what was written before this forward, which the model appends its own to."""
+        """Positions written before this forward; the model appends its own."""
         if self.places is None:
             return None
         if self.plan.slots is not None:
-            raise ValueError("positions of an indexer are kept for rows of equal length only")
+            raise ValueError("positions of an indexer need rows of equal length; decode row by row")
         before: Tensor = self.places[:, 0, : self.plan.start].permute(2, 0, 1)
         return before
 
     @indexer_position_ids.setter
     def indexer_position_ids(self, positions: Tensor) -> None:  # (axes, B, start + q)
         new = positions[..., self.plan.start :].permute(1, 2, 0)
-        self._noted("places", new[:, None])
+        self._write_buffer("places", new[:, None])
 
-    def _noted(self, name: str, states: Tensor) -> Tensor:  # (B, 1, q, width)
+    def _write_buffer(self, name: str, states: Tensor) -> Tensor:  # (B, 1, q, width)
         if getattr(self, name) is None:
             self.allocate(**{name: states})
         self.grow()
@@ -147,7 +223,7 @@ class IndexedSlotLayer(SlotLayer):
 
 
 class StatefulSlotLayer(LinearAttentionLayer, SlotLayer):
-    """The same with convolution and recurrent states, which are brought back from a copy."""
+    """A slot layer with convolution and recurrent states, which are restored from a copy."""
 
     is_compileable = False
     is_croppable = False

@@ -1,4 +1,4 @@
-"""When a row is finished: decided token by token on the host, so no accepted run overshoots."""
+"""Stop conditions, checked token by token on the host, so that no accepted run overshoots."""
 
 from __future__ import annotations
 
@@ -24,11 +24,10 @@ from mmspec import _hf
 class Stop:
     """Keep new tokens up to and including the first at which any condition holds.
 
-    `criteria` are asked once per token, with the row's own tokens through it (1, L) on the CPU and
-    no scores. A row that has ended is padded while others go on, also where no token ends a
-    sequence; `generate()` pads only where one does, and lets such a row speak on. The clock of
-    `max_time` (seconds) runs from `started`, is read once per `cut`, and lets the round at hand
-    finish.
+    `criteria` are called once per token, with the row's tokens up to it (1, L) on the CPU and
+    without scores. A row that has ended is padded while others continue, even without an EOS
+    token; `generate()` then continues such a row. `max_time` (seconds) is measured from `started`
+    and checked once per `cut`; the current round is completed.
     """
 
     max_new_tokens: int
@@ -61,10 +60,10 @@ class Stop:
         criteria: Iterable[StoppingCriteria] | None,
         prompt_length: int,
     ) -> Stop:
-        """Read the list that `generate()` hands to a `custom_generate` callable, or a user's own.
+        """Convert the criteria that `generate()` passes to `custom_generate`, or a user's own.
 
-        `config` is a resolved one (`sampling.resolve`, or the callable's); it answers for what the
-        list lacks. `prompt_length` counts the padded decoder prompt.
+        `config` is a resolved one (`sampling.resolve`, or the callable's); it gives the conditions
+        that the list lacks. `prompt_length` is that of the padded decoder prompt.
         """
         lengths: list[int] = []
         eos: list[frozenset[int]] = []
@@ -105,8 +104,8 @@ class Stop:
         criteria: Sequence[StoppingCriteria] = (),
         tokenizer: Any = None,
     ) -> Stop:
-        """What `generate()` would stop at, given a resolved config and a user's own criteria."""
-        made = _hf.stopping_criteria(model, config, criteria, tokenizer)
+        """The stop conditions of `generate()` for a resolved config and a user's own criteria."""
+        made = _hf.make_stopping_criteria(model, config, criteria, tokenizer)
         return cls.from_config(config, made, prompt_length)
 
     def cut(
@@ -116,14 +115,14 @@ class Stop:
         tokens: Sequence[Any],
         prefix: Callable[[int], Tensor] | None = None,
     ) -> tuple[int, bool]:
-        """How many of a row's new tokens are kept, and whether the row is finished.
+        """Return how many of a row's new tokens are kept, and whether the row is finished.
 
-        `prefix(row)` are the row's tokens (L,) int64 before `tokens`, prompt and its left padding
-        included; it is called only where there are criteria.
+        `prefix(row)` are the row's tokens (L,) int64 before `tokens`, prompt and left padding
+        included; it is called only if there are criteria.
         """
-        room = self.max_new_tokens - emitted_before
-        kept = min(len(tokens), max(room, 0))
-        finished = kept >= room
+        left = self.max_new_tokens - emitted_before
+        kept = min(len(tokens), max(left, 0))
+        finished = kept >= left
         if self.eos:
             for index in range(kept):
                 if tokens[index] in self.eos:
@@ -143,7 +142,7 @@ class Stop:
         """The first new token at which a criterion holds."""
         if prefix is None:
             names = ", ".join(type(criterion).__name__ for criterion in self.criteria)
-            raise ValueError(f"{names} look at the tokens before; give cut() a prefix")
+            raise ValueError(f"{names} read the tokens before; give cut() a prefix")
         before = prefix(row).cpu()
         ids = torch.cat((before, torch.tensor(tokens, dtype=before.dtype)))[None]
         for index in range(len(tokens)):
@@ -154,11 +153,11 @@ class Stop:
 
 
 def _holds(criterion: StoppingCriteria, ids: Tensor, row: int) -> bool:  # ids (1, L)
-    answer: Any = criterion(ids, None)
-    holds = torch.as_tensor(answer)
+    result: Any = criterion(ids, None)
+    holds = torch.as_tensor(result)
     if holds.numel() != 1:
         raise ValueError(
-            f"{type(criterion).__name__} answered {holds.numel()} values for row {row} alone; a "
-            "stopping criterion must give one per row of input_ids"
+            f"{type(criterion).__name__} returned {holds.numel()} values for row {row} alone; a "
+            "stopping criterion must return one per row of input_ids"
         )
     return bool(holds)

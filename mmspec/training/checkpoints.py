@@ -1,6 +1,6 @@
-"""Checkpoints of a training: one safetensors file each, there whole or not at all.
+"""Checkpoints of a training: one safetensors file each, written atomically.
 
-What is not a tensor stands in the header of the file as JSON.
+Other values than tensors are JSON in the header of the file.
 """
 
 from __future__ import annotations
@@ -19,42 +19,42 @@ KEY = "mmspec"
 
 
 def write(file: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any]) -> None:
-    """Write a checkpoint in the place of an older one, which stays where this fails.
+    """Write a checkpoint atomically, replacing an older one.
 
-    Raises OSError naming the file, where the disk is full or it cannot be written.
+    Raises OSError naming the file, where it cannot be written.
     """
     part = file.with_name(f"{file.name}.part")
     own = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
     try:
         save_file(own, part, {KEY: json.dumps(content), "format": "pt"})
-        with part.open("rb") as written:
-            os.fsync(written.fileno())
+        with part.open("rb") as stream:
+            os.fsync(stream.fileno())
         part.replace(file)
     except (OSError, SafetensorError) as error:
         part.unlink(missing_ok=True)
         raise OSError(
             f"{file} cannot be written ({error}); free some space on its disk or choose another "
-            "--out, and give the same command again: it goes on from the last checkpoint"
+            "--out, and repeat the command: it resumes from the last checkpoint"
         ) from error
 
 
 def read(
     file: Path, names: Collection[str] | None = None
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """What `write` wrote, or of the tensors these. Raises ValueError for a damaged file."""
+    """Read a checkpoint, or only some of its tensors. Raises ValueError for a damaged file."""
     try:
-        with safe_open(file, "pt") as opened:
-            content = json.loads(opened.metadata()[KEY])
-            wanted = list(opened.keys()) if names is None else names
-            return {name: opened.get_tensor(name) for name in wanted}, content
+        with safe_open(file, "pt") as stored:
+            content = json.loads(stored.metadata()[KEY])
+            selected = list(stored.keys()) if names is None else names
+            return {name: stored.get_tensor(name) for name in selected}, content
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:
         raise ValueError(
-            f"{file} is no checkpoint that can be read ({error}); remove it to begin anew"
+            f"{file} is not a readable checkpoint ({error}); remove it to start again"
         ) from error
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a small file, whole or not at all. Raises OSError."""
+    """Write a small text file atomically. Raises OSError."""
     part = file.with_name(f"{file.name}.part")
     try:
         part.write_text(text, encoding="utf-8")

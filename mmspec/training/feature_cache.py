@@ -1,11 +1,11 @@
-"""What a frozen target makes of its lessons, kept on disk: a head reads it instead of the target.
+"""Disk cache of the target's features, which training reads instead of running the target.
 
     cache = FeatureCache(folder, {"data": digest(data), ...}, fingerprint(reader))
-    Lesson(inputs, tokens, cache, questions)       # read by `read_lesson`, row by row
+    TrainingExample(inputs, tokens, cache, questions)   # read by `read_example`, row by row
 
-A row is read by the target when it comes up first and from disk ever after. Shards are safetensors
-files of a size, each there whole or not at all, that say whose they are: a cache that was cut off
-by a kill goes on with the rows it has.
+A row is computed by the target once and read from disk afterwards. Shards are safetensors files of
+limited size, written atomically with their owner and target, so an interrupted cache keeps its
+rows.
 """
 
 from __future__ import annotations
@@ -18,24 +18,23 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from mmspec.drafters.neural.head_prompt import ReadPrompt
-from mmspec.models.fingerprint import agree
+from mmspec.drafters.neural.head_prompt import TargetPrompt
+from mmspec.models.compatibility import is_same_target
 from mmspec.targets.readers.hooks import wanted_layers
 from mmspec.training import checkpoints
 
-if TYPE_CHECKING:  # its file needs this one
-    from mmspec.training.heads import ReadLesson
+if TYPE_CHECKING:  # circular import
+    from mmspec.training.heads import TargetOutputs
 
 SHARD_BYTES = 1 << 30
 NAME = "features-{:05d}.safetensors"
 
 
 class FeatureCache:
-    """Rows of lessons by the number of their question.
+    """Rows of training examples by question number.
 
-    `owner` is what they depend on beside the target, as JSON holds it. Raises ValueError at
-    construction for a folder that holds anything else, a damaged file, and rows of another target
-    or owner.
+    `owner` is JSON data that they depend on besides the target. Raises ValueError at construction
+    for folders with other files, damaged files, and rows of another target or owner.
     """
 
     def __init__(
@@ -48,29 +47,33 @@ class FeatureCache:
         self.folder, self.owner, self.target = folder, dict(owner), target
         self.shard_bytes = shard_bytes
         self.tap: str | None = None
-        self.places: dict[int, Any] = {}  # question -> the opened shard it is in
-        self.waiting: dict[int, dict[str, Tensor]] = {}  # read, and in no shard yet
+        self.shard_of: dict[int, Any] = {}  # question -> its open shard
+        self.waiting: dict[int, dict[str, Tensor]] = {}  # not yet written
         folder.mkdir(parents=True, exist_ok=True)
         for part in folder.glob("features-*.part"):
-            part.unlink()  # of a writer that was killed
+            part.unlink()  # of an interrupted writer
         self.shards = sorted(folder.glob("features-*.safetensors"))
         others = sorted({*folder.iterdir()} - {*self.shards})
         if others:
             raise ValueError(
-                f"{folder} holds {others[0].name}, which is no part of a feature cache; give "
-                "--cache a folder of its own"
+                f"{folder} holds {others[0].name}, which is not part of a feature cache; give "
+                "--cache a separate folder"
             )
         for shard in self.shards:
             self._open(shard)
 
     def _open(self, shard: Path) -> None:
-        """Take up a shard. Raises ValueError for one that cannot be read, or is of something else.
+        """Open a shard. Raises ValueError for damaged files and other owners.
 
-        Rows are looked up when they are asked for.
+        Rows are read on demand.
         """
         _, content = checkpoints.read(shard, names=())
         owner, target = content["owner"], content["target"]
-        if self.target is not None and target is not None and not agree(self.target, target):
+        if (
+            self.target is not None
+            and target is not None
+            and not is_same_target(self.target, target)
+        ):
             raise ValueError(
                 f"{shard} holds the states of another target; give --cache another folder, or "
                 "remove this one"
@@ -81,11 +84,11 @@ class FeatureCache:
                 f"{shard} was made with other {other[0]}; give --cache another folder, or remove "
                 "this one"
             )
-        self._told(content["tap"])
-        opened = safe_open(shard, "pt")
-        self.places |= dict.fromkeys(content["questions"], opened)
+        self._set_tap(content["tap"])
+        stored = safe_open(shard, "pt")
+        self.shard_of |= dict.fromkeys(content["questions"], stored)
 
-    def _told(self, tap: str) -> None:
+    def _set_tap(self, tap: str) -> None:
         if self.tap not in (None, tap):
             raise ValueError(
                 f"{self.folder} holds the features {self.tap!r}, and this head reads {tap!r}; give "
@@ -93,39 +96,39 @@ class FeatureCache:
             )
         self.tap = tap
 
-    def known(self, tap: str, question: int) -> bool:
-        """Whether its features of that name need not be read by the target.
+    def contains(self, tap: str, question: int) -> bool:
+        """Whether the features of a question are cached.
 
-        Raises ValueError for a name of others than it holds.
+        Raises ValueError for another name of features than the cache holds.
         """
-        self._told(tap)
-        return question in self.places or question in self.waiting
+        self._set_tap(tap)
+        return question in self.shard_of or question in self.waiting
 
-    def keep(self, questions: Sequence[int], read: ReadLesson, tap: str) -> None:
-        """Take up rows as the target read them, without their padding.
+    def add(self, questions: Sequence[int], read: TargetOutputs, tap: str) -> None:
+        """Add the target's outputs of rows, without padding.
 
-        Raises OSError where the disk is full; what it holds stays.
+        Raises OSError where the disk is full; written rows stay.
         """
-        told, width = read.prompt, read.next.shape[1]
+        prompt, width = read.prompt, read.next.shape[1]
         for row, question in enumerate(questions):
-            if self.known(tap, question):
-                continue  # as it was read first
+            if self.contains(tap, question):
+                continue  # already cached
             size = int(read.real[row].sum())
-            end = told.features.shape[1] - width + size
-            cut = slice(told.padding[row], end)
-            found = {"embeds": told.embeds[row, cut], "features": told.features[row, cut]}
+            end = prompt.features.shape[1] - width + size
+            cut = slice(prompt.padding[row], end)
+            found = {"embeds": prompt.embeds[row, cut], "features": prompt.features[row, cut]}
             if wanted_layers({tap}):  # else the features are the states themselves
                 found["next"] = read.next[row, :size]
-            if told.positions is not None:
-                axes = told.positions.expand(*told.positions.shape[:-2], len(read.real), -1)
+            if prompt.positions is not None:
+                axes = prompt.positions.expand(*prompt.positions.shape[:-2], len(read.real), -1)
                 found["positions"] = axes[..., row, cut]
             self.waiting[question] = {name: one.cpu() for name, one in found.items()}
-        held = sum(one.nbytes for row in self.waiting.values() for one in row.values())
-        if held >= self.shard_bytes:
+        size_bytes = sum(one.nbytes for row in self.waiting.values() for one in row.values())
+        if size_bytes >= self.shard_bytes:
             self.flush()
 
     def flush(self) -> None:
-        """Write what is in no shard yet. Raises OSError where the disk is full."""
+        """Write pending rows to a new shard. Raises OSError where the disk is full."""
         if not self.waiting:
             return
         shard = self.folder / NAME.format(len(self.shards))
@@ -139,10 +142,10 @@ class FeatureCache:
 
     def rows(
         self, questions: Sequence[int], ids: Tensor | None, real: Tensor, like: Tensor
-    ) -> tuple[ReadPrompt, Tensor]:
-        """Rows side by side, padded as a lesson of them is, and the states behind their answers.
+    ) -> tuple[TargetPrompt, Tensor]:
+        """Return rows as a padded batch, and the states of their response tokens.
 
-        `ids` (B, L + T) and `real` (B, T) are the lesson's, `like` says device and dtype.
+        `ids` (B, L + T) and `real` (B, T) are the example's; `like` gives device and dtype.
         """
         width, found = real.shape[1], [self._row(one) for one in questions]
         sizes = real.sum(-1).tolist()
@@ -150,14 +153,14 @@ class FeatureCache:
         length = max(prompts)
         pads = [length - one for one in prompts]
 
-        def laid(name: str) -> Tensor:
+        def pad_rows(name: str) -> Tensor:
             rows = [row[name] for row in found]
-            made = like.new_zeros(len(rows), length + width, rows[0].shape[-1])
+            batch = like.new_zeros(len(rows), length + width, rows[0].shape[-1])
             for row, (one, pad) in enumerate(zip(rows, pads, strict=True)):
-                made[row, pad : pad + len(one)] = one.to(made)
-            return made
+                batch[row, pad : pad + len(one)] = one.to(batch)
+            return batch
 
-        features = laid("features")
+        features = pad_rows("features")
         after = features[:, length:]
         if "next" in found[0]:
             after = like.new_zeros(len(found), width, found[0]["next"].shape[-1])
@@ -170,25 +173,25 @@ class FeatureCache:
                 for one, pad in zip(found, pads, strict=True)
             ]
             positions = torch.stack(rows, -2).to(like.device)
-        prompt = ReadPrompt(laid("embeds"), features, tuple(pads), ids, positions, {}, width)
+        prompt = TargetPrompt(pad_rows("embeds"), features, tuple(pads), ids, positions, {}, width)
         return prompt, after
 
     def _row(self, question: int) -> dict[str, Tensor]:
         if question in self.waiting:
             return self.waiting[question]
-        opened = self.places[question]
-        names = {name for name in opened.keys() if name.startswith(f"{question}.")}  # noqa: SIM118
+        stored = self.shard_of[question]
+        names = {name for name in stored.keys() if name.startswith(f"{question}.")}  # noqa: SIM118
         try:
-            return {name.partition(".")[2]: opened.get_tensor(name) for name in names}
+            return {name.partition(".")[2]: stored.get_tensor(name) for name in names}
         except (OSError, SafetensorError) as error:
             raise ValueError(
-                f"{self.folder} is damaged ({error}); remove it to read the target again"
+                f"{self.folder} is damaged ({error}); remove it to rebuild it"
             ) from error
 
 
 def _spread(positions: Tensor, pad: int, length: int) -> Tensor:  # (..., n) -> (..., length)
-    """Positions of a row between its padding and the filling behind it, which counts on."""
-    behind = length - pad - positions.shape[-1]
-    steps = torch.arange(1, behind + 1)
+    """Pad the positions of a row with zeros before it, and consecutive ones after it."""
+    after = length - pad - positions.shape[-1]
+    steps = torch.arange(1, after + 1)
     front = positions.new_zeros(*positions.shape[:-1], pad)
     return torch.cat((front, positions, positions[..., -1:] + steps), -1)

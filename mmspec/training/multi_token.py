@@ -1,8 +1,8 @@
-"""Teach multi-token heads what comes after the next token.
+"""Train multi-token heads to predict the tokens after the next one.
 
 reader = accelerate(model, "plain").backbone           # the target, frozen
 heads = MultiTokenHeads(MultiTokenHeadsConfig.of(reader.config, reader.vocabulary, num_heads=4))
-learn(MULTI_TOKEN, reader, heads, lessons, steps=2000, rate=1e-3)
+learn(MULTI_TOKEN, reader, heads, examples, steps=2000, rate=1e-3)
 heads.save_pretrained(folder)
 """
 
@@ -14,38 +14,40 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec.drafters.neural.target_states import check_heads
+from mmspec.drafters.neural.target_heads import check_heads
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.models.heads.token_heads import TokenHeads
 from mmspec.targets.readers.reader import Reader
-from mmspec.training.heads import Lesson, read
+from mmspec.training.heads import TrainingExample, read_pairs
 from mmspec.training.trainable import HeadTraining
 
 
 def heads_loss(
-    reader: Reader, heads: TokenHeads, lesson: Lesson, discount: float = 0.8
+    reader: Reader, heads: TokenHeads, example: TrainingExample, discount: float = 0.8
 ) -> Tensor:  # ()
     """Cross entropy of head h against token t + 1 + h, times `discount`^h, in sum over heads.
 
     Medusa-1 (Cai et al. 2024, eq. 1); Nguyen et al. 2025 for codes.
     """
-    length = lesson.tokens.shape[1]
-    states = read(reader, lesson).states[:, -length:]  # the target says token t of state t
-    tokens = lesson.tokens.repeat(len(states) // len(lesson.tokens), 1)
-    said = heads.logits(states, reader.head)  # (R, T, H, V)
+    length = example.tokens.shape[1]
+    states = read_pairs(reader, example).states[
+        :, -length:
+    ]  # the target predicts token t from state t
+    tokens = example.tokens.repeat(len(states) // len(example.tokens), 1)
+    predicted = heads.logits(states, reader.head)  # (R, T, H, V)
     total = torch.zeros((), device=states.device)
     for head in range(min(heads.reach, length - 1)):
         ahead = head + 1
-        logits, wanted = said[:, :-ahead, head].float(), tokens[:, ahead:]
-        known = wanted >= 0
+        logits, labels = predicted[:, :-ahead, head].float(), tokens[:, ahead:]
+        known = labels >= 0
         if bool(known.any()):
-            loss = functional.cross_entropy(logits[known], wanted[known])
+            loss = functional.cross_entropy(logits[known], labels[known])
             total = total + discount**ahead * loss
     return total
 
 
 def new_heads(target: Reader, counts: Tensor, **changes: Any) -> MultiTokenHeads:
-    """Untrained heads for a target."""
+    """Make untrained heads for a target."""
     return MultiTokenHeads(MultiTokenHeadsConfig.of(target.config, target.vocabulary, **changes))
 
 

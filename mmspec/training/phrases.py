@@ -1,4 +1,4 @@
-"""Learn which runs of codes a model draws often, out of pictures of its own.
+"""Learn frequent runs of image tokens from images that a model generates.
 
 fast = mmspec.accelerate(model, "sjd", processor=processor)
 library = learn_phrases(fast, [{"prompt": texts}], {"temperature": 1.0}).phrases
@@ -16,22 +16,22 @@ from typing import TYPE_CHECKING, Any
 from mmspec.codes.phrases import Phrases
 
 if TYPE_CHECKING:
-    from mmspec.api import Accelerated
+    from mmspec.accelerated import Accelerated
 
 Progress = Callable[[str, int, int], None]  # (stage, done, total)
 
 
 @dataclass(frozen=True)
-class LearntPhrases:
-    """A library, and what it was made of."""
+class LearnedPhrases:
+    """A phrase library, and the data it was built from."""
 
     phrases: Phrases
     pictures: int
-    rows: int  # of codes, over all pictures
+    rows: int  # of codes, over all images
     codes: int
 
     def lengths(self) -> dict[int, int]:
-        """How many phrases there are of each length."""
+        """Number of phrases of each length."""
         return dict(sorted(Counter(map(len, self.phrases.counts)).items()))
 
 
@@ -48,17 +48,17 @@ def learn_phrases(
     least: int = 2,
     seed: int = 0,
     progress: Progress = silent,
-) -> LearntPhrases:
-    """Draw every request of `generate_images`, each with a seed of its own, and merge their rows.
+) -> LearnedPhrases:
+    """Generate images for all requests, with separate seeds, and merge runs of their rows.
 
-    `settings` go with all of them. Phrases stay within a row; `merges`, `longest` and `least` are
-    those of `Phrases.build`. Raises ValueError for a lossy recipe: its pictures are not those of
-    the model.
+    `settings` apply to all requests of `generate_images`. Phrases stay within a row; `merges`,
+    `longest` and `least` are those of `Phrases.build`. Raises ValueError for lossy recipes, whose
+    images have another distribution than the model's.
     """
     if not fast.recipe.exact:
         raise ValueError(
-            f"recipe {fast.recipe.name!r} is lossy, so its pictures would teach the phrases of "
-            "another distribution; draw with 'plain', or with an exact recipe such as 'sjd'"
+            f"recipe {fast.recipe.name!r} is lossy, so its images have another distribution; "
+            "generate them with 'plain', or with an exact recipe such as 'sjd'"
         )
     pictures, rows = 0, list[list[int]]()
     for index, request in enumerate(requests):
@@ -67,4 +67,4 @@ def learn_phrases(
         rows += ids.flatten(0, 1).tolist()
         progress("draw", index + 1, len(requests))
     library = Phrases.build(rows, merges, longest, least)
-    return LearntPhrases(library, pictures, len(rows), sum(map(len, rows)))
+    return LearnedPhrases(library, pictures, len(rows), sum(map(len, rows)))

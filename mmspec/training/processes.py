@@ -1,9 +1,9 @@
-"""Several processes that teach one head, each with a share of every step's lessons.
+"""Data-parallel training: each process computes a share of every step's examples.
 
     accelerate launch --num_processes 2 -m mmspec.cli train eagle-3 --accumulate 2 ...
 
-(`torchrun --nproc-per-node 2` on processors, where accelerate's command starts one.) Each holds the
-target and the head; gradients are averaged, so all take the same steps. Needs Hugging Face's
+(`torchrun --nproc-per-node 2` on CPUs, where accelerate launches one process.) Each process holds
+target and head; gradients are averaged, so all make the same updates. Needs Hugging Face's
 `accelerate`: `pip install mmspec[train]`.
 """
 
@@ -19,26 +19,26 @@ import torch
 from torch import Tensor, nn
 
 T = TypeVar("T")
-_LAUNCHED = "WORLD_SIZE"  # what launchers tell every process
+_LAUNCHED = "WORLD_SIZE"  # environment variable of launchers
 
 
 @dataclass(frozen=True)
 class Processes:
-    """Which of the processes of a training this is; the only one unless launched with others."""
+    """The processes of a training; a single one by default."""
 
-    state: Any = None  # accelerate's `PartialState`; None = alone
+    state: Any = None  # accelerate's `PartialState`; None = single process
 
     @classmethod
-    def here(cls) -> Processes:
-        """As this process was launched. Raises ValueError without accelerate."""
+    def from_environment(cls) -> Processes:
+        """Read the launcher's environment. Raises ValueError without accelerate."""
         if int(os.environ.get(_LAUNCHED, "1")) == 1:
             return cls()
         try:
             from accelerate import PartialState
         except ImportError as error:
             raise ValueError(
-                f"{os.environ[_LAUNCHED]} processes were launched, and they cannot learn together "
-                "without accelerate; install mmspec[train], or launch one"
+                f"{os.environ[_LAUNCHED]} processes were launched, which need accelerate to train "
+                "together; install mmspec[train], or launch one"
             ) from error
         return cls(PartialState(cpu=not torch.cuda.is_available()))
 
@@ -48,44 +48,44 @@ class Processes:
 
     @property
     def is_first(self) -> bool:
-        """Whether this is the one that asks, judges and writes."""
+        """Whether this process generates, evaluates and writes files."""
         return self.state is None or bool(self.state.is_main_process)
 
     @property
     def device(self) -> torch.device | None:
-        """Where its models belong; None = where they are."""
+        """Device of this process; None = unchanged."""
         return None if self.state is None else self.state.device
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
-        """Which of the items are its own."""
+        """Select the items of this process."""
         return items if self.state is None else items[self.state.process_index :: self.count]
 
-    def first_alone(self) -> AbstractContextManager[None]:
-        """The first one does what stands within, and the others do it behind that."""
+    def main_process_first(self) -> AbstractContextManager[None]:
+        """Context in which the main process runs first, the others after it."""
         if self.state is None:
             return nullcontext()
         found: AbstractContextManager[None] = self.state.main_process_first()
         return found
 
     def wait(self) -> None:
-        """Until all have come as far."""
+        """Wait for all processes."""
         if self.state is not None:
             self.state.wait_for_everyone()
 
-    def gathered(self, learnt: Sequence[nn.Parameter], loss: float) -> float:
-        """Average the gradients of all processes in place; the mean of their losses.
+    def average_gradients(self, trainable: Sequence[nn.Parameter], loss: float) -> float:
+        """Average the gradients of all processes in place; return the mean of their losses.
 
-        What has no gradient in any process keeps none.
+        Parameters without a gradient in all processes keep none.
         """
         if self.state is None:
             return loss
-        given = [one.new_zeros(()) if one.grad is None else one.new_ones(()) for one in learnt]
-        told = [torch.zeros_like(one) if one.grad is None else one.grad for one in learnt]
-        first = told[0]
-        flat = [*(one.flatten().to(first) for one in told), first.new_tensor([loss])]
+        given = [one.new_zeros(()) if one.grad is None else one.new_ones(()) for one in trainable]
+        grads = [torch.zeros_like(one) if one.grad is None else one.grad for one in trainable]
+        first = grads[0]
+        flat = [*(one.flatten().to(first) for one in grads), first.new_tensor([loss])]
         mean = self._mean(torch.cat((*flat, torch.stack(given).to(first))))
         *parts, losses, shares = mean.split([*map(len, flat), len(given)])
-        for one, part, share in zip(learnt, parts, shares.tolist(), strict=True):
+        for one, part, share in zip(trainable, parts, shares.tolist(), strict=True):
             one.grad = part.view_as(one).to(one) if share > 0 else None
         return float(losses)
 

@@ -1,13 +1,14 @@
-"""Teach a head on what it will read: its own states (EAGLE-3's training-time test, HASS, HiViS).
+"""Train a head on its own states, as in drafting (EAGLE-3's training-time test, HASS, HiViS).
 
-A draft's first state is the target's, the next ones are the head's. So a lesson is read several
-times, and in every pass but the first each place reads what the head said in the pass before:
+A draft's first state is the target's, the next ones are the head's. So an example is read in
+several passes, and in every pass but the first each slot reads the head's output of the pass
+before:
 
     pass 0   slot t   reads the target's states of slots 0..t
-    pass i   slot t   stands for slot t + i: it reads the target's states of slots 0..t, and the
+    pass i   slot t   represents slot t + i: it reads the target's states of slots 0..t, and the
                       head's own of slots t + 1 .. t + i, one from each pass
 
-which is what drafting reads: tokens move up by one place a pass, and so do positions.
+as in drafting. Tokens and positions are shifted by one slot per pass.
 """
 
 from __future__ import annotations
@@ -28,66 +29,72 @@ from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.state_head import SlotMarks, StateHead
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import (
-    Lesson,
+    TrainingExample,
     check_continues,
     new_head,
-    read_lesson,
-    read_noisy,
-    told_to,
+    read_example,
+    read_with_noise,
+    required_inputs,
 )
 from mmspec.training.losses import soft_cross_entropy, top_cross_entropy
 from mmspec.training.trainable import HeadTraining
 
 
-def self_fed(head: StateHead, prompt: HeadPrompt, last: int, passes: int) -> Iterator[Tensor]:
-    """States (R, T, D) of the `last` T slots in each pass, as the head would say them drafting.
+def unroll_passes(head: StateHead, prompt: HeadPrompt, last: int, passes: int) -> Iterator[Tensor]:
+    """Yield states (R, T, D) of the `last` T slots in each pass, as computed in drafting.
 
-    Slot t of pass i stands for slot t + i; where that is behind the lesson it means nothing.
+    Slot t of pass i represents slot t + i, and is invalid after the end of the example.
     """
     device, like = prompt.embeds.device, prompt.states
     count = prompt.embeds.shape[1]
     hide = torch.finfo(like.dtype).min
-    seen = prompt.seen[:, None, None] & torch.ones(count, count, device=device).bool().tril()
+    seen = (
+        prompt.attention_mask[:, None, None] & torch.ones(count, count, device=device).bool().tril()
+    )
     mask = torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, hide)
     cache = DynamicCache(config=head.config)
     own = head(
         prompt.embeds, like, mask, prompt.positions, past_key_values=cache, marks=prompt.marks
     )[:, -last:]
     yield own
-    alone = torch.full((last, last), hide, dtype=like.dtype, device=device).fill_diagonal_(0)
-    alone = alone.expand(len(seen), 1, -1, -1)
+    self_only = torch.full((last, last), hide, dtype=like.dtype, device=device).fill_diagonal_(0)
+    self_only = self_only.expand(len(seen), 1, -1, -1)
     mask = mask[:, :, -last:]
-    for again in range(1, passes):
-        embeds = functional.pad(prompt.embeds[:, -last:], (0, 0, 0, again))[:, again:]
-        mask = torch.cat((mask, alone), -1)
-        places = prompt.positions[..., -last:] + again
-        steps = torch.full((1, last), again, device=device)
+    for step in range(1, passes):
+        embeds = functional.pad(prompt.embeds[:, -last:], (0, 0, 0, step))[:, step:]
+        mask = torch.cat((mask, self_only), -1)
+        positions = prompt.positions[..., -last:] + step
+        steps = torch.full((1, last), step, device=device)
         marks = SlotMarks(steps, None, prompt.global_vector)
-        own = head(embeds, own, mask, places, past_key_values=cache, marks=marks)
+        own = head(embeds, own, mask, positions, past_key_values=cache, marks=marks)
         yield own
 
 
 def eagle3_loss(
-    reader: Reader, head: Eagle3Head, lesson: Lesson, passes: int = 7, discount: float = 0.8
+    reader: Reader,
+    head: Eagle3Head,
+    example: TrainingExample,
+    passes: int = 7,
+    discount: float = 0.8,
 ) -> Tensor:  # ()
     """Soft cross entropy of pass i, times `discount`^i, in sum over passes (Li et al. 2025).
 
-    The target's distribution is that over the tokens which the head speaks; places where its
-    likeliest token is none of them teach nothing.
+    The target's distribution is restricted to the draft vocabulary; positions whose most likely
+    token is outside it are ignored.
     """
-    read = read_lesson(reader, lesson, *told_to(head, reader))
+    read = read_example(reader, example, *required_inputs(head, reader))
     prompt, length = head_prompt(head, reader, read.prompt), read.next.shape[1]
     distributions = reader.head(read.next)
-    is_spoken = read.real
-    if head.is_cut:
-        is_spoken = is_spoken & head.t2d[distributions.argmax(-1)]
+    is_label = read.real
+    if head.has_draft_vocabulary:
+        is_label = is_label & head.t2d[distributions.argmax(-1)]
         distributions = distributions[..., head.token_ids]
     total = torch.zeros((), device=distributions.device)
-    for late, own in enumerate(self_fed(head, prompt, length, min(passes, length))):
-        taught = is_spoken[:, late:]
-        if bool(taught.any()):
-            said = head.logits(own[:, : length - late][taught], reader.head)
-            loss = soft_cross_entropy(said, distributions[:, late:][taught])
+    for late, own in enumerate(unroll_passes(head, prompt, length, min(passes, length))):
+        is_used = is_label[:, late:]
+        if bool(is_used.any()):
+            logits = head.logits(own[:, : length - late][is_used], reader.head)
+            loss = soft_cross_entropy(logits, distributions[:, late:][is_used])
             total = total + discount**late * loss
         else:
             total = total + 0.0 * own.sum()
@@ -97,45 +104,45 @@ def eagle3_loss(
 def aligned_loss(
     reader: Reader,
     head: StateHead,
-    lesson: Lesson,
+    example: TrainingExample,
     passes: int = 3,
     noise: float = 0.1,
     weight: float = 0.1,
     top: int = 10,
     top_weight: float = 1.0,
 ) -> Tensor:  # ()
-    """EAGLE's loss in every pass, and the target's `top` likeliest tokens, in mean over passes.
+    """EAGLE's loss and that of the target's `top` most likely tokens, in mean over passes.
 
-    HASS (Zhang et al. 2024): harmonised objective and context. top_weight=0 leaves the likeliest
-    tokens out (HiViS).
+    HASS (Zhang et al. 2024): harmonised objective and context. top_weight=0 drops the second loss
+    (HiViS).
     """
-    read, prompt = read_noisy(reader, head, lesson, noise)
+    read, prompt = read_with_noise(reader, head, example, noise)
     length = read.next.shape[1]
     distributions = reader.head(read.next)
     count = min(passes, length)
     total = torch.zeros((), device=distributions.device)
-    for late, own in enumerate(self_fed(head, prompt, length, count)):
+    for late, own in enumerate(unroll_passes(head, prompt, length, count)):
         real = read.real[:, late:]
         if not bool(real.any()):
             continue
-        states, wanted = own[:, : length - late][real], distributions[:, late:][real]
-        said = head.logits(states, reader.head)
+        states, labels = own[:, : length - late][real], distributions[:, late:][real]
+        logits = head.logits(states, reader.head)
         loss = functional.smooth_l1_loss(states, read.next[:, late:][real])
-        loss = loss + weight * soft_cross_entropy(said, wanted)
-        total = total + loss + top_weight * top_cross_entropy(said, wanted, top)
+        loss = loss + weight * soft_cross_entropy(logits, labels)
+        total = total + loss + top_weight * top_cross_entropy(logits, labels, top)
     return total / count
 
 
 def new_eagle3(target: Reader, counts: Tensor, **changes: Any) -> Eagle3Head:
-    """An untrained head that speaks the tokens said most often, as many as `draft_vocab_size`.
+    """Make an untrained head whose draft vocabulary is the `draft_vocab_size` most frequent tokens.
 
     Ties go to the smaller id.
     """
     config = Eagle3HeadConfig.of(target.config, target.vocabulary, **changes)
     head = Eagle3Head(config)
-    if head.is_cut:
-        often = counts.sort(descending=True, stable=True).indices
-        head.speak(often[: len(head.d2t)])
+    if head.has_draft_vocabulary:
+        by_count = counts.sort(descending=True, stable=True).indices
+        head.set_draft_vocabulary(by_count[: len(head.d2t)])
     return head
 
 

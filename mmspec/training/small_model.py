@@ -1,12 +1,12 @@
-"""Teach a small language model what its target answers: MASSV, and drafters that see no picture.
+"""Train a small language model on its target's responses: MASSV, and text-only drafters.
 
     mmspec train massv --target llava --drafter small --data questions.jsonl --out drafter
 
-Ganesan et al. 2025, section 3. First the projector alone learns to show pictures of the target's
-vision encoder to the small model, then both learn the target's own answers (self-data
-distillation). The loss is the cross entropy of the answers' tokens, in both. The share of the
-first stage and the rates are reconstructed: the projector's is ten times the other, as LLaVA has
-it. A drafter that sees no picture (SPD-MLLM, Gagrani et al. 2024) learns in one stage.
+Ganesan et al. 2025, section 3. In stage 1 only the projector from the target's vision features is
+trained, in stage 2 also the model, on the target's own responses (self-data distillation). The loss
+is the cross entropy of response tokens in both. Reconstructed: the share of stage 1, and the rates,
+the projector's being ten times the other, as in LLaVA. Text-only drafters (SPD-MLLM, Gagrani et al.
+2024) are trained in one stage.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
 
 from mmspec import _hf
-from mmspec.drafters.neural.embed_prompt import unpadded
+from mmspec.drafters.neural.draft_inputs import TargetFeatureInputs, pad_rows
+from mmspec.drafters.neural.embed_prompt import remove_padding
 from mmspec.drafters.neural.massv import (
     WEIGHTS,
     Projector,
@@ -33,20 +34,19 @@ from mmspec.drafters.neural.massv import (
     save_projector,
     source_width,
 )
-from mmspec.drafters.neural.sight import TargetFeatures, padded
 from mmspec.drafters.neural.small_model import SMALL_MODEL
 from mmspec.models.loading import auto_class, model_type
 from mmspec.recipe import DraftModelKind
 from mmspec.targets.readers.reader import Reader
-from mmspec.training.fitting import Descent, Fall
-from mmspec.training.heads import Lesson
+from mmspec.training.fitting import CosineDecay, ScheduledOptimizer
+from mmspec.training.heads import TrainingExample
 
-ALIGNING = 0.2  # of all steps: the projector's alone
-FASTER = 10.0  # the rate of that stage over the other's
+ALIGNMENT_SHARE = 0.2  # share of the steps that train the projector alone
+PROJECTOR_RATE_FACTOR = 10.0  # learning rate of that stage over the other's
 
 
-class TaughtModel(nn.Module):
-    """A small language model that is taught, with a projector where it sees pictures."""
+class TrainableSmallModel(nn.Module):
+    """A small language model in training, with a projector if it reads images."""
 
     def __init__(self, language_model: Any, projector: Projector | None) -> None:
         super().__init__()
@@ -58,13 +58,13 @@ class TaughtModel(nn.Module):
         return self.language_model.config
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """An ordinary language model's folder, with the projector beside it."""
+        """Save a language model's folder, with the projector in it."""
         self.language_model.save_pretrained(folder)
         if self.projector is not None:
             save_projector(folder, self.projector)
 
     def logits(self, prompt: Mapping[str, Any], tokens: Tensor, reader: Reader) -> Tensor:
-        """What is said of each of the tokens (B, T) behind a prompt: (B, T, V).
+        """Logits (B, T, V) of the tokens (B, T) after a prompt.
 
         The prompt is padded on the left. `reader` is the language model's.
         """
@@ -85,33 +85,37 @@ class TaughtModel(nn.Module):
             given["logits_to_keep"] = tokens.shape[1] + 1
         given = {name: value for name, value in given.items() if name in names}
         logits: Tensor = self.language_model(**given, return_dict=True).logits
-        return reader.divided(logits[:, -tokens.shape[1] - 1 : -1])
+        return reader.divide_logits(logits[:, -tokens.shape[1] - 1 : -1])
 
 
-def answer_loss(target: Reader, head: TaughtModel, lesson: Lesson) -> Tensor:  # ()
-    """Cross entropy of the answers' tokens; the target reads nothing but pictures."""
-    reader = target.reader_of(head.language_model)
-    tokens, real = lesson.tokens.clamp_min(0), lesson.tokens >= 0
-    said = head.logits(_prompt(target, head, lesson.inputs, reader), tokens, reader)
-    return functional.cross_entropy(said[real].float(), tokens[real])
+def small_model_loss(
+    target: Reader, head: TrainableSmallModel, example: TrainingExample
+) -> Tensor:  # ()
+    """Cross entropy of response tokens; the target only encodes images."""
+    reader = target.make_reader(head.language_model)
+    tokens, real = example.tokens.clamp_min(0), example.tokens >= 0
+    logits = head.logits(_prompt(target, head, example.inputs, reader), tokens, reader)
+    return functional.cross_entropy(logits[real].float(), tokens[real])
 
 
 def _prompt(
-    target: Reader, head: TaughtModel, inputs: Mapping[str, Any], reader: Reader
+    target: Reader, head: TrainableSmallModel, inputs: Mapping[str, Any], reader: Reader
 ) -> Mapping[str, Any]:
-    """As drafting has it: pictures through the projector, or taken out of the text."""
+    """Prepare the prompt as in drafting: images through the projector, or removed."""
     if head.projector is not None:
         layout = target.feature_layout(tower=True)
-        return TargetFeatures(layout, target, None, head.projector).unthinned(inputs, reader)
+        return TargetFeatureInputs(layout, target, None, head.projector).build_uncompressed(
+            inputs, reader
+        )
     hidden = set(target.visual_ids)
-    rows = [[token for token in row if token not in hidden] for row in unpadded(inputs)[0]]
-    return padded(rows, target.device)
+    rows = [[token for token in row if token not in hidden] for row in remove_padding(inputs)[0]]
+    return pad_rows(rows, target.device)
 
 
 def new_model(target: Reader, **changes: Any) -> Any:
-    """An untrained language model of the target's sort, two layers deep if `changes` say nothing.
+    """Make an untrained language model of the target's class; default: two layers.
 
-    Raises ValueError where the target's decoder is no language model by itself.
+    Raises ValueError where the target's decoder is not a language model of its own.
     """
     config = copy.deepcopy(target.config)
     if type(config) not in CAUSAL:
@@ -121,7 +125,7 @@ def new_model(target: Reader, **changes: Any) -> Any:
         )
     unknown = sorted(name for name in changes if name not in config.to_dict())
     if unknown:
-        raise ValueError(f"{unknown[0]} is no part of a {type(config).__name__}; drop that --set")
+        raise ValueError(f"{unknown[0]} is not a field of {type(config).__name__}; drop that --set")
     layers = int(changes.get("num_hidden_layers", 2))
     kinds = vars(config).get("layer_types")
     for name, value in {**changes, "num_hidden_layers": layers}.items():
@@ -132,10 +136,10 @@ def new_model(target: Reader, **changes: Any) -> Any:
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
 
 
-def _beginning(target: Reader, model: Any, projector: Projector | None) -> Projector:
-    """The projector there is, or a new one from the target's vision features."""
+def _prepare_projector(target: Reader, model: Any, projector: Projector | None) -> Projector:
+    """Check the given projector, or make a new one from the target's vision features."""
     target.check_features()
-    source, width = source_width(target), int(target.reader_of(model).config.hidden_size)
+    source, width = source_width(target), int(target.make_reader(model).config.hidden_size)
     found = Projector(source, width).to(target.device) if projector is None else projector
     check_widths(found, source, width)
     return found
@@ -143,34 +147,34 @@ def _beginning(target: Reader, model: Any, projector: Projector | None) -> Proje
 
 @dataclass(frozen=True)
 class SmallModelTraining:
-    """The training of a small model: AdamW, warm-up and cosine in each of its stages.
+    """The training of a small model: AdamW with warm-up and cosine decay in each stage.
 
-    `sees` as in a recipe: "target-features" is through a projector, "nothing" is text alone.
+    `sees` as in a recipe: "target-features" uses a projector, "nothing" is text-only.
     """
 
     sees: str
     rate: float = 2e-4
-    aligning: float = ALIGNING
-    loss: Callable[[Reader, Any, Lesson], Tensor] = answer_loss
+    alignment_share: float = ALIGNMENT_SHARE
+    loss: Callable[[Reader, Any, TrainingExample], Tensor] = small_model_loss
     reads_states: ClassVar[bool] = False
 
-    def begin(self, target: Reader, counts: Tensor, **changes: Any) -> TaughtModel:
-        """A small model from nothing; `changes` are of the configuration of the target's text."""
+    def begin(self, target: Reader, counts: Tensor, **changes: Any) -> TrainableSmallModel:
+        """Make an untrained small model; `changes` modify the target's text configuration."""
         return self._with(new_model(target, **changes), None, target)
 
-    def opened(
+    def load(
         self, folder: Path, kinds: Sequence[DraftModelKind], target: Reader, **changes: Any
-    ) -> TaughtModel:
-        """The model in a folder, with the projector there or a new one.
+    ) -> TrainableSmallModel:
+        """Load the model in a folder, with its projector or a new one.
 
-        Raises ValueError for what is no language model of the target's tokens, and for `changes`.
+        Raises ValueError for other models and vocabularies, and for `changes`.
         """
         if changes:
             raise ValueError(
                 f"--set {next(iter(changes))} is of a new model; drop it, or --drafter"
             )
-        if target.device.type == "meta":  # what a training takes can be told without weights
-            model_type(folder)  # refuses what is no model's
+        if target.device.type == "meta":  # a dry run needs no weights
+            model_type(folder)  # raises for other folders
             config = AutoConfig.from_pretrained(folder)
             with torch.device("meta"):
                 model: Any = auto_class(config).from_config(config)
@@ -179,37 +183,44 @@ class SmallModelTraining:
         has_projector = self.sees != "nothing" and (folder / WEIGHTS).is_file()
         return self._with(model, load_projector(folder) if has_projector else None, target)
 
-    def _with(self, model: Any, projector: Projector | None, target: Reader) -> TaughtModel:
+    def _with(self, model: Any, projector: Projector | None, target: Reader) -> TrainableSmallModel:
         SMALL_MODEL.read(model, target, self.sees)
-        if target.reader_of(model).family.media:
+        if target.make_reader(model).family.media:
             raise ValueError(
                 f"a {type(model).__name__} has a vision encoder of its own; give --drafter a "
                 "language model that reads text only"
             )
         if self.sees == "nothing":
-            return TaughtModel(model, None)
-        return TaughtModel(model, _beginning(target, model, projector))
+            return TrainableSmallModel(model, None)
+        return TrainableSmallModel(model, _prepare_projector(target, model, projector))
 
-    def check(self, head: TaughtModel, target: Reader) -> None:
-        """Refuse a model of other tokens, or a projector of other widths. Raises ValueError."""
+    def check(self, head: TrainableSmallModel, target: Reader) -> None:
+        """Refuse another vocabulary, or a projector of other widths. Raises ValueError."""
         SMALL_MODEL.read(head.language_model, target, self.sees)
         if head.projector is not None:
-            _beginning(target, head.language_model, head.projector)
+            _prepare_projector(target, head.language_model, head.projector)
 
     def stages(
-        self, head: TaughtModel, steps: int, rate: float, muon: bool = False
-    ) -> list[Descent]:
-        """The projector alone, where there is one and time for it; then everything."""
+        self, head: TrainableSmallModel, steps: int, rate: float, muon: bool = False
+    ) -> list[ScheduledOptimizer]:
+        """Train the projector alone, if there is one and steps suffice; then everything."""
         if muon:
-            raise ValueError("small models are taught by AdamW alone; drop --muon")
-        first = 0 if head.projector is None else int(self.aligning * steps)
-        both = Descent(list(head.parameters()), Fall(steps - first, rate), floor=0.0)
+            raise ValueError("small models are trained with AdamW only; drop --muon")
+        first = 0 if head.projector is None else int(self.alignment_share * steps)
+        both = ScheduledOptimizer(
+            list(head.parameters()), CosineDecay(steps - first, rate), floor=0.0
+        )
         if head.projector is None or not first:
             return [both]
-        return [Descent([*head.projector.parameters()], Fall(first, FASTER * rate)), both]
+        return [
+            ScheduledOptimizer(
+                [*head.projector.parameters()], CosineDecay(first, PROJECTOR_RATE_FACTOR * rate)
+            ),
+            both,
+        ]
 
-    def parts(self, head: TaughtModel) -> Mapping[str, Any]:
-        """The language model, and its projector."""
+    def parts(self, head: TrainableSmallModel) -> Mapping[str, Any]:
+        """Return the language model, and its projector."""
         own = {} if head.projector is None else {"projector": head.projector}
         return {"drafter": head.language_model, **own}
 

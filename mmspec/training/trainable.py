@@ -1,9 +1,9 @@
-"""What a recipe lets one train: where its head begins, what it is taught, and how fast.
+"""The training of a recipe's draft model: initial head, loss and optimiser settings.
 
-    RECIPE = with_head(tree, verifier, training=EAGLE)           # a recipe says so,
-    learn(EAGLE, reader, head, lessons, steps)                   # and this teaches a head
+    RECIPE = with_head(tree, verifier, training=EAGLE)           # declared by a recipe
+    train_head(EAGLE, reader, head, examples, steps)             # trains a head
 
-`mmspec train` needs no more than this declaration, or another `DrafterTraining`.
+`mmspec train` uses this declaration, or another `DrafterTraining`.
 """
 
 from __future__ import annotations
@@ -16,65 +16,77 @@ from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 import torch
 from torch import Tensor, nn
 
-from mmspec.models.fingerprint import check_signed, sign
+from mmspec._renamed import rename_attributes
+from mmspec.models.compatibility import check_signature, sign_head
 from mmspec.recipe import DraftModelKind
 from mmspec.targets.readers.reader import Reader
-from mmspec.training.fitting import Course, Descent, Fall, divided, fit
-from mmspec.training.reporting import Report, silent
+from mmspec.training.fitting import (
+    CosineDecay,
+    ScheduledOptimizer,
+    TrainingProgress,
+    TrainingRun,
+    fit,
+    silent,
+    split_parameters,
+)
 
-if TYPE_CHECKING:  # its file needs this one
-    from mmspec.training.heads import Lesson
+if TYPE_CHECKING:  # circular import
+    from mmspec.training.heads import TrainingExample
 
 
-class Beginning(Protocol):
+class HeadFactory(Protocol):
     """Makes an untrained head for a target; `changes` are of its configuration.
 
-    `counts` (V,) int64 say how often each token is said in what will be taught. Raises ValueError
-    for changes that are none.
+    `counts` (V,) int64 are the token counts of the training data. Raises ValueError for invalid
+    changes.
     """
 
     def __call__(self, target: Reader, counts: Tensor, **changes: Any) -> nn.Module: ...
 
 
 class DrafterTraining(Protocol):
-    """What `mmspec train` asks of a recipe; whatever drafts is called a head here.
+    """What `mmspec train` needs of a recipe; all draft models are called heads here.
 
     A head is a module with a `config` and `save_pretrained`.
     """
 
     @property
-    def begin(self) -> Beginning: ...
+    def begin(self) -> HeadFactory: ...
     @property
-    def loss(self) -> Callable[[Reader, Any, Lesson], Tensor]: ...  # (target, head, lesson) -> ()
+    def loss(
+        self,
+    ) -> Callable[[Reader, Any, TrainingExample], Tensor]: ...  # (target, head, example) -> ()
     @property
-    def check(self) -> Callable[[Any, Reader], None]: ...  # raises ValueError for another target's
+    def check(
+        self,
+    ) -> Callable[[Any, Reader], None]: ...  # raises ValueError for a head of another target
     @property
     def rate(self) -> float: ...
     @property
     def reads_states(self) -> bool: ...  # whether the loss reads the target's hidden states
-    def opened(
+    def load(
         self, folder: Path, kinds: Sequence[DraftModelKind], target: Reader, **changes: Any
     ) -> nn.Module:
-        """What lies in a folder, to begin with. Raises ValueError for what cannot be taught."""
+        """Load an initial head from a folder. Raises ValueError for what cannot be trained."""
         ...
 
     def stages(
         self, head: Any, steps: int, rate: float, muon: bool = False
-    ) -> list[Descent]: ...  # one after another; raises ValueError for a muon it has not
-    def parts(self, head: Any) -> Mapping[str, Any]: ...  # what `accelerate` is given of it
+    ) -> list[ScheduledOptimizer]: ...  # in order; raises ValueError if muon is unsupported
+    def parts(self, head: Any) -> Mapping[str, Any]: ...  # arguments of `accelerate`
 
 
 @dataclass(frozen=True)
 class HeadTraining:
-    """A head's training: its loss over a lesson, and AdamW's settings.
+    """The training of a head: its loss over an example, and AdamW's settings.
 
-    `loss` reads the lesson by the target, which is frozen, and returns a scalar that depends on
-    the head; noise is drawn from torch's own generator. `check` raises ValueError for a head of
-    another target. `warm` is a share of the steps; None = a tenth, at most 100.
+    `loss` runs the frozen target on the example, and returns a scalar that depends on the head;
+    noise is drawn from torch's global generator. `check` raises ValueError for a head of another
+    target. `warm` is the warm-up as a share of the steps; None = a tenth, at most 100 steps.
     """
 
-    begin: Beginning
-    loss: Callable[..., Tensor]  # (target, head, lesson, its settings by name) -> ()
+    begin: HeadFactory
+    loss: Callable[..., Tensor]  # (target, head, example, **settings) -> ()
     check: Callable[[Any, Reader], None]
     rate: float = 1e-4
     warm: float | None = 0.03
@@ -84,63 +96,80 @@ class HeadTraining:
     reads_states: ClassVar[bool] = True
 
     def settings(self, steps: int) -> dict[str, Any]:
-        """Those of a `Descent` of so many steps."""
+        """Settings of a `ScheduledOptimizer` for a number of steps."""
         warm = None if self.warm is None else max(1, int(self.warm * steps + 1e-9))
-        return {"floor": self.floor, "warm": warm, "betas": self.betas, "clip": self.clip}
+        return {"floor": self.floor, "warmup_steps": warm, "betas": self.betas, "clip": self.clip}
 
-    def stages(self, head: nn.Module, steps: int, rate: float, muon: bool = False) -> list[Descent]:
-        """One course takes the steps: AdamW, but Muon for weight matrices where it is asked for."""
-        matrices, others = divided(head, learnt(head)) if muon else ([], learnt(head))
-        return [Descent(others, Fall(steps, rate), matrices, **self.settings(steps))]
+    def stages(
+        self, head: nn.Module, steps: int, rate: float, muon: bool = False
+    ) -> list[ScheduledOptimizer]:
+        """Return a single stage: AdamW, with Muon for weight matrices if `muon`."""
+        matrices, others = (
+            split_parameters(head, trainable_parameters(head))
+            if muon
+            else ([], trainable_parameters(head))
+        )
+        return [
+            ScheduledOptimizer(others, CosineDecay(steps, rate), matrices, **self.settings(steps))
+        ]
 
-    def opened(
+    def load(
         self, folder: Path, kinds: Sequence[DraftModelKind], target: Reader, **changes: Any
     ) -> nn.Module:
-        """The head in a folder. Raises ValueError for what is none, or is another target's."""
+        """Load the head in a folder. Raises ValueError for other models and other targets."""
         if changes:
-            raise ValueError(f"--set {next(iter(changes))} is of a new head; drop it, or --head")
+            raise ValueError(
+                f"--set {next(iter(changes))} applies to new heads only; drop it, or --head"
+            )
         kind = next((one for one in kinds if folder.is_dir() and one.owns(folder)), None)
         if kind is None:
-            words = " or ".join(one.words for one in kinds)
+            words = " or ".join(one.description for one in kinds)
             raise ValueError(f"{folder} holds no {words}; give --head the folder of one")
         found: nn.Module = kind.load(folder, target, torch.float32)
-        check_signed(found, target)
+        check_signature(found, target)
         self.check(found, target)
         return found
 
     def parts(self, head: nn.Module) -> Mapping[str, Any]:
-        """The head is the draft model."""
+        """Return the head as the draft model."""
         return {"drafter": head}
 
 
-def learn(
+def train_head(
     training: HeadTraining,
     reader: Reader,
     head: Any,
-    lessons: Iterator[Lesson],
+    examples: Iterator[TrainingExample],
     steps: int,
     rate: float | None = None,
-    progress: Report = silent,
+    progress: TrainingProgress = silent,
     **settings: Any,
 ) -> None:
-    """Train `head` beside a frozen target, and note in its configuration which target that is.
+    """Train `head` for a frozen target, and store the target's fingerprint in its configuration.
 
-    The rate is the training's own if not said; `settings` are of its loss. Raises ValueError for a
-    head of another target.
+    Default rate: the training's. `settings` are those of its loss. Raises ValueError for a head of
+    another target.
     """
     training.check(head, reader)
     head.train()
     fit(
-        learnt(head),
-        lessons,
-        lambda lesson: training.loss(reader, head, lesson, **settings),
-        *(Fall(steps, training.rate if rate is None else rate), "head", Course(progress=progress)),
+        trainable_parameters(head),
+        examples,
+        lambda example: training.loss(reader, head, example, **settings),
+        *(
+            CosineDecay(steps, training.rate if rate is None else rate),
+            "head",
+            TrainingRun(progress=progress),
+        ),
         **training.settings(steps),
     )
     head.train(False)
-    sign(head, reader)
+    sign_head(head, reader)
 
 
-def learnt(head: nn.Module) -> list[nn.Parameter]:
-    """What of a head is not frozen."""
+def trainable_parameters(head: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters that are not frozen."""
     return [one for one in head.parameters() if one.requires_grad]
+
+
+__getattr__ = rename_attributes(__name__, {"learn": "train_head"})

@@ -1,15 +1,14 @@
-"""The embedded zoo: a procedural Scene world and small trained checkpoints, so that nothing need be
-downloaded to try, test or benchmark.
+"""Bundled zoo: a procedural Scene world and small trained checkpoints; nothing is downloaded.
 
-    from mmspec import zoo
+from mmspec import zoo
 
-    target, drafter = zoo.load("llava"), zoo.load("llava-drafter")
-    processor = zoo.processor("llava")
+target, drafter = zoo.load("llava"), zoo.load("llava-drafter")
+processor = zoo.processor("llava")
 """
 
 from typing import TYPE_CHECKING
 
-from mmspec._lazy import lazy
+from mmspec._attributes import attach_lazily
 
 if TYPE_CHECKING:
     from mmspec.modality import Entry
@@ -18,12 +17,14 @@ if TYPE_CHECKING:
         drafter_for,
         info,
         is_present,
+        load,
         modality,
         name_of,
         names,
         path,
+        processor,
+        vae,
     )
-    from mmspec.zoo.loading import load, processor, vae
     from mmspec.zoo.training import train
 
 __all__ = [
@@ -48,9 +49,9 @@ _CATALOGUE = (
 _HOMES = {
     "Entry": "mmspec.modality",
     **dict.fromkeys(_CATALOGUE, "mmspec.zoo.catalogue"),
-    **dict.fromkeys(("load", "processor", "vae"), "mmspec.zoo.loading"),
+    **dict.fromkeys(("load", "processor", "vae"), "mmspec.zoo.catalogue"),
     "train": "mmspec.zoo.training",
 }
 
 if not TYPE_CHECKING:
-    __getattr__, __dir__ = lazy(__name__, _HOMES)
+    __getattr__, __dir__ = attach_lazily(__name__, _HOMES)

@@ -1,6 +1,6 @@
 """Draw things: anti-aliased shapes and stroked digits, identical on every machine.
 
-Digits are our own strokes rather than a font, whose version would change the pictures.
+Digits are strokes defined here, since fonts differ between versions.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from PIL import Image, ImageDraw
 
 if TYPE_CHECKING:
-    from mmspec.zoo.grounds import Ground, Tiles
+    from mmspec.zoo.backgrounds import Background, Tiles
     from mmspec.zoo.scene import Thing
 
 Point = tuple[float, float]
@@ -42,11 +42,11 @@ _STROKES: dict[int, tuple[tuple[Point, ...], ...]] = {
 
 
 def draw(
-    things: Iterable[Thing], size: int, board: int, ground: Ground | Tiles | None = None
+    things: Iterable[Thing], size: int, board: int, ground: Background | Tiles | None = None
 ) -> Image.Image:
     """Draw things on a `board` x `board` grid filling a square canvas of `size` pixels.
 
-    They stand on paper, if on no other ground.
+    Without a background the canvas has the colour of paper.
     """
     big = (size * _OVERSAMPLING, size * _OVERSAMPLING)
     if ground is None:
@@ -64,24 +64,24 @@ def draw(
 
 
 def cover(pen: ImageDraw.ImageDraw, thing: Thing, x: float, y: float, r: float) -> None:
-    """Mark the pixels that a thing covers."""
+    """Fill the pixels that a thing covers."""
     turn = math.radians(thing.turn)
     across, down = r * math.cos(turn), r * math.sin(turn)
 
-    def placed(points: Iterable[Point]) -> list[Point]:
+    def transform(points: Iterable[Point]) -> list[Point]:
         return [(x + across * u - down * v, y + down * u + across * v) for u, v in points]
 
     if thing.digit is not None:
         width = max(1, round(_STROKE * r))
         for stroke in strokes(thing.digit):
-            _stroke(pen, placed(stroke), width)
+            _stroke(pen, transform(stroke), width)
     elif thing.shape == "circle":
         pen.ellipse(_box(x, y, r), fill=1)
     elif thing.shape == "ring":
         pen.ellipse(_box(x, y, r), fill=1)
         pen.ellipse(_box(x, y, 0.52 * r), fill=0)
     else:
-        pen.polygon(placed(_outline(thing.shape)), fill=1)
+        pen.polygon(transform(_outline(thing.shape)), fill=1)
 
 
 def _box(x: float, y: float, r: float) -> tuple[float, float, float, float]:
@@ -112,7 +112,7 @@ def _outline(shape: str) -> list[Point]:
 
 
 def strokes(digit: int) -> tuple[tuple[Point, ...], ...]:
-    """The strokes of a digit in a box with x in [-0.6, 0.6] and y in [-1, 1], y pointing down."""
+    """Return the strokes of a digit: x in [-0.6, 0.6], y in [-1, 1], y pointing down."""
     match digit:
         case 0:
             return (_arc(0.0, 0.0, 0.5, 0.85, 0, 360),)
@@ -139,7 +139,7 @@ def strokes(digit: int) -> tuple[tuple[Point, ...], ...]:
 def _arc(
     x: float, y: float, rx: float, ry: float, start_deg: float, stop_deg: float
 ) -> tuple[Point, ...]:
-    """Points along an ellipse, clockwise; zero degrees points right."""
+    """Return points along an ellipse, clockwise; zero degrees points right."""
     angles = [math.radians(start_deg + (stop_deg - start_deg) * i / 24) for i in range(25)]
     return tuple((x + rx * math.cos(a), y + ry * math.sin(a)) for a in angles)
 

@@ -1,4 +1,4 @@
-"""Read facts out of text, whatever its wording, and count how many are right."""
+"""Extract facts from text in any wording, and count how many are right."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _WAYS = re.compile(r"from \w+ to \w+")
 
 @dataclass(frozen=True)
 class Mention:
-    """One thing as a text tells it; None is what the text leaves out."""
+    """One thing as a text describes it; None for what the text omits."""
 
     name: str
     size: str | None = None
@@ -31,8 +31,8 @@ class Mention:
     place: str | None = None
 
 
-def mentions(text: str) -> list[Mention]:
-    """The things a text tells of, in its order."""
+def find_mentions(text: str) -> list[Mention]:
+    """Return the things that a text mentions, in order."""
     found: list[Mention] = []
     for sentence in re.split(r"[.?!]", _without_relations(text)):
         group_size: str | None = None
@@ -58,20 +58,20 @@ def mentions(text: str) -> list[Mention]:
 
 
 def score_caption(scene: Scene, text: str) -> tuple[int, int]:
-    """Facts right and facts asked: the name, the colour, the size and the place of every thing.
+    """Return (facts right, facts required): name, colour, size and place of every thing.
 
-    Each thing is held against the mention that agrees best with it, and no mention serves twice.
-    Each thing the text makes up counts as one more fact, which is wrong.
+    Each thing is matched with the mention that agrees best; each mention is used once. A mention
+    beyond the number of things counts as one more fact, which is wrong.
     """
-    return score_mentions(scene, mentions(text))
+    return score_mentions(scene, find_mentions(text))
 
 
-def score_mentions(scene: Scene, told: Sequence[Mention]) -> tuple[int, int]:
-    """Facts right and facts asked, counted as `score_caption` counts them."""
+def score_mentions(scene: Scene, mentions: Sequence[Mention]) -> tuple[int, int]:
+    """Return (facts right, facts required), counted as in `score_caption`."""
     pairs = [
         (_agreement(fact, mention), i, j)
         for i, fact in enumerate(scene.facts())
-        for j, mention in enumerate(told)
+        for j, mention in enumerate(mentions)
     ]
     right, things, used = 0, set[int](), set[int]()
     for agreed, i, j in sorted(pairs, key=lambda pair: (-pair[0], pair[1:])):
@@ -79,17 +79,16 @@ def score_mentions(scene: Scene, told: Sequence[Mention]) -> tuple[int, int]:
             right += agreed
             things.add(i)
             used.add(j)
-    return right, 4 * len(scene.things) + max(0, len(told) - len(scene.things))
+    return right, 4 * len(scene.things) + max(0, len(mentions) - len(scene.things))
 
 
-def _agreement(fact: tuple[str, str, str, str], told: Mention) -> int:
-    return sum(
-        a == b for a, b in zip(fact, (told.size, told.colour, told.name, told.place), strict=True)
-    )
+def _agreement(fact: tuple[str, str, str, str], mention: Mention) -> int:
+    found = (mention.size, mention.colour, mention.name, mention.place)
+    return sum(a == b for a, b in zip(fact, found, strict=True))
 
 
-def score_answer(facts: tuple[tuple[str, str], ...], text: str) -> tuple[int, int]:
-    """Facts right and facts asked of an answer to a question."""
+def score_facts(facts: tuple[tuple[str, str], ...], text: str) -> tuple[int, int]:
+    """Return (facts right, facts required) of an answer to a question."""
     digits = re.findall(r"digit (\w+)", text)
     right = 0
     for kind, value in facts:
@@ -98,7 +97,7 @@ def score_answer(facts: tuple[tuple[str, str], ...], text: str) -> tuple[int, in
 
 
 def _first(kind: str, text: str) -> str | None:
-    """The first word of a kind in a text."""
+    """Return the first word of a kind in a text."""
     words = re.findall(r"\w+", text)
     match kind:
         case "count":

@@ -1,4 +1,4 @@
-"""Examples: a picture, a prompt and an answer, with the facts that the answer must get right."""
+"""Image-text examples: an image, a prompt, an answer, and the facts that an answer must state."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from PIL import Image
 
-from mmspec.zoo.captions import caption
-from mmspec.zoo.facts import score_answer, score_caption
-from mmspec.zoo.questions import Facts, question
+from mmspec.zoo.captions import write_caption
+from mmspec.zoo.facts import score_caption, score_facts
+from mmspec.zoo.questions import Facts, write_question
 from mmspec.zoo.scene import Scene, Split, Style, sample
 
 if TYPE_CHECKING:
@@ -25,7 +25,7 @@ _HELD_OUT_SEEDS = 1 << 40  # held-out scenes also come from seeds of their own
 
 @dataclass(frozen=True)
 class Example:
-    """A picture, what is asked about it, and a right answer. Questions list the facts they ask."""
+    """An image, a prompt and a correct answer; `facts` for questions only."""
 
     image: Image.Image
     prompt: str
@@ -46,7 +46,7 @@ def examples(
     size: int = 192,
     style: Style = "plain",
 ) -> list[Example]:
-    """`n` examples with pictures of `size` pixels. No scene is on both sides of the split."""
+    """Return `n` examples with images of `size` pixels; the two splits share no scene."""
     found: list[Example] = []
     for scene, number in scenes(n, split, seed):
         prompt, answer, facts = write(scene, number, kind)
@@ -56,7 +56,7 @@ def examples(
 
 
 def scenes(n: int, split: Split = "train", seed: int = 0) -> list[tuple[Scene, int]]:
-    """`n` scenes of one side of the split, each with the number it was drawn from."""
+    """Return `n` scenes of a split, each with its seed."""
     if split not in ("train", "held-out"):
         raise ValueError(f"split is {split!r}; it must be 'train' or 'held-out'")
     found: list[tuple[Scene, int]] = []
@@ -72,26 +72,26 @@ def scenes(n: int, split: Split = "train", seed: int = 0) -> list[tuple[Scene, i
 def write(
     scene: Scene, seed: int, kind: ExampleKind | None = None
 ) -> tuple[str, str, Facts | None]:
-    """A prompt, an answer and, for a question, the facts asked. `seed` picks the wording."""
+    """Return a prompt, an answer and, for a question, its facts; `seed` selects the wording."""
     generator = np.random.default_rng((seed, 1))
     is_caption = generator.random() < _CAPTION_RATE if kind is None else kind == "caption"
     facts: Facts | None = None
     if is_caption:
-        prompt, answer = caption(scene, generator)
+        prompt, answer = write_caption(scene, generator)
     else:
-        prompt, answer, facts = question(scene, generator)
-    return _loosen(spell(prompt), generator), spell(answer), facts
+        prompt, answer, facts = write_question(scene, generator)
+    return _vary_wording(spell(prompt), generator), spell(answer), facts
 
 
 def score(example: Example, text: str) -> tuple[int, int]:
-    """Facts right and facts asked, whatever the wording of `text`."""
+    """Return (facts right, facts required) of a text in any wording."""
     if example.facts is None:
         return score_caption(example.scene, text)
-    return score_answer(example.facts, text)
+    return score_facts(example.facts, text)
 
 
 def format_prompt(processor: ProcessorMixin, prompt: str) -> str:
-    """The chat text of a question about one picture, ready for the processor."""
+    """Return the chat text of a prompt about one image, ready for the processor."""
     content = [{"type": "image"}, {"type": "text", "text": prompt}]
     messages: list[dict[str, Any]] = [{"role": "user", "content": content}]
     text = processor.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
@@ -103,13 +103,13 @@ def spell(text: str) -> str:
     return re.sub(r"\ba(?= orange)", "an", text)
 
 
-def _loosen(prompt: str, generator: np.random.Generator) -> str:
-    """People write "image" for "picture" and leave out the last mark; nothing else changes."""
+def _vary_wording(prompt: str, generator: np.random.Generator) -> str:
+    """Randomly replace "picture" by "image" and drop the last punctuation mark."""
     if generator.random() < 0.3:
         prompt = prompt.replace("picture", "image")
     return prompt.rstrip(".?") if generator.random() < 0.3 else prompt
 
 
 def words(text: str) -> list[str]:
-    """Split text the way the tokenizer does: words and punctuation marks."""
+    """Split text into words and punctuation marks, as the tokenizer does."""
     return re.findall(r"\w+|[^\w\s]", text)

@@ -1,4 +1,4 @@
-"""Questions about a scene, with answers in sentences and the facts those answers must state.
+"""Questions about a scene, their answers, and the facts that an answer must state.
 
 A fact is a kind and a word: ("count", "two"), ("colour", "red"), ("answer", "yes").
 """
@@ -9,19 +9,20 @@ from collections.abc import Callable
 
 import numpy as np
 
-from mmspec.zoo.captions import AT, COUNTS, counted, listed, named
+from mmspec.zoo.captions import AT, COUNTS, format_count, format_thing, join_phrases
 from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, SIZES, Scene, Thing
 
 Facts = tuple[tuple[str, str], ...]
-Asker = Callable[[Scene, np.random.Generator], tuple[str, str, Facts] | None]
+QuestionWriter = Callable[[Scene, np.random.Generator], tuple[str, str, Facts] | None]
 
 
-def question(scene: Scene, generator: np.random.Generator) -> tuple[str, str, Facts]:
-    """A prompt, its answer and the facts asked for."""
+def write_question(scene: Scene, generator: np.random.Generator) -> tuple[str, str, Facts]:
+    """Sample a prompt with its answer and facts."""
     while True:
-        asked = _ASKERS[generator.integers(len(_ASKERS))](scene, generator)
-        if asked is not None:
-            return asked
+        write = _QUESTION_WRITERS[generator.integers(len(_QUESTION_WRITERS))]
+        found = write(scene, generator)
+        if found is not None:
+            return found
 
 
 def _pick(generator: np.random.Generator, *options: str) -> str:
@@ -35,17 +36,17 @@ def _thing(scene: Scene, generator: np.random.Generator) -> Thing:
 def _count_all(scene: Scene, generator: np.random.Generator) -> tuple[str, str, Facts]:
     number = len(scene.things)
     prompt = _pick(generator, "how many things are there?", "count the things in the picture.")
-    names = listed([f"a {t.colour} {t.name}" for t in scene.things])
-    answer = f"there {_be(number)} {counted(number, 'thing')} in the picture: {names}."
+    names = join_phrases([f"a {t.colour} {t.name}" for t in scene.things])
+    answer = f"there {_be(number)} {format_count(number, 'thing')} in the picture: {names}."
     return prompt, answer, (("count", COUNTS[number]),)
 
 
 def _count_some(scene: Scene, generator: np.random.Generator) -> tuple[str, str, Facts]:
-    """Count by colour or by size; mostly a colour or size which is there."""
+    """Count by colour or by size; most often one that occurs in the scene."""
     by_colour = generator.random() < 0.6
-    seen = _thing(scene, generator)
+    example = _thing(scene, generator)
     if by_colour:
-        word = seen.colour if generator.random() < 0.7 else _pick(generator, *COLOURS)
+        word = example.colour if generator.random() < 0.7 else _pick(generator, *COLOURS)
         group = [t for t in scene.things if t.colour == word]
     else:
         word = _pick(generator, *SIZES)
@@ -53,9 +54,9 @@ def _count_some(scene: Scene, generator: np.random.Generator) -> tuple[str, str,
     prompt = _pick(
         generator, f"how many {word} things are there?", f"count the {word} things in the picture."
     )
-    answer = f"there {_be(len(group))} {counted(len(group), 'thing', word)} in the picture"
+    answer = f"there {_be(len(group))} {format_count(len(group), 'thing', word)} in the picture"
     if group:
-        answer += ", " + listed([f"a {t.name} {AT[t.place]}" for t in group])
+        answer += ", " + join_phrases([f"a {t.name} {AT[t.place]}" for t in group])
     return prompt, answer + ".", (("count", COUNTS[len(group)]),)
 
 
@@ -74,7 +75,7 @@ def _place(scene: Scene, generator: np.random.Generator) -> tuple[str, str, Fact
     thing = _thing(scene, generator)
     name = f"{thing.colour} {thing.name}"
     prompt = _pick(generator, f"where is the {name}?", f"in which place do you see the {name}?")
-    answer = f"you can see the {named(thing)} {AT[thing.place]} of the picture."
+    answer = f"you can see the {format_thing(thing)} {AT[thing.place]} of the picture."
     return prompt, answer, (("place", thing.place), ("size", thing.size))
 
 
@@ -86,8 +87,8 @@ def _exists(scene: Scene, generator: np.random.Generator) -> tuple[str, str, Fac
     prompt = _pick(generator, f"is there a {shape}?", f"can you find a {shape} in the picture?")
     if not found:
         return prompt, f"no, there is no {shape} in the picture.", (("answer", "no"),)
-    phrases = [f"a {named(t)} {AT[t.place]}" for t in found]
-    return prompt, f"yes, there is {listed(phrases)}.", (("answer", "yes"),)
+    phrases = [f"a {format_thing(t)} {AT[t.place]}" for t in found]
+    return prompt, f"yes, there is {join_phrases(phrases)}.", (("answer", "yes"),)
 
 
 def _digit(scene: Scene, generator: np.random.Generator) -> tuple[str, str, Facts]:
@@ -95,9 +96,9 @@ def _digit(scene: Scene, generator: np.random.Generator) -> tuple[str, str, Fact
     prompt = _pick(generator, "which digit is written?", "read the digit in the picture.")
     if not digits:
         return prompt, "there is no digit written in the picture.", (("answer", "no"),)
-    phrases = [f"the {named(t)} is written {AT[t.place]}" for t in digits]
+    phrases = [f"the {format_thing(t)} is written {AT[t.place]}" for t in digits]
     facts = tuple(("digit", DIGITS[t.digit]) for t in digits if t.digit is not None)
-    return prompt, f"{listed(phrases)}.", facts
+    return prompt, f"{join_phrases(phrases)}.", facts
 
 
 def _relation(scene: Scene, generator: np.random.Generator) -> tuple[str, str, Facts] | None:
@@ -112,18 +113,18 @@ def _relation(scene: Scene, generator: np.random.Generator) -> tuple[str, str, F
     else:
         truth, lie = ("above", "below") if a.row < b.row else ("below", "above")
     first, second = f"the {a.colour} {a.name}", f"the {b.colour} {b.name}"
-    said = _pick(generator, truth, lie)
-    word = "yes" if said == truth else "no"
+    claim = _pick(generator, truth, lie)
+    word = "yes" if claim == truth else "no"
     answer = f"{first} is {AT[a.place]} and {second} is {AT[b.place]}, so it is {truth} it: {word}."
     facts = (("answer", word), ("relation", truth.removeprefix("to the ").removesuffix(" of")))
-    return f"is {first} {said} {second}?", answer, facts
+    return f"is {first} {claim} {second}?", answer, facts
 
 
 def _be(number: int) -> str:
     return "is" if number == 1 else "are"
 
 
-_ASKERS: tuple[Asker, ...] = (
+_QUESTION_WRITERS: tuple[QuestionWriter, ...] = (
     _count_all,
     _count_some,
     _colour,

@@ -1,7 +1,7 @@
-"""The Scene world: coloured shapes and written digits on a canvas, drawn from an integer seed.
+"""The Scene world: coloured shapes and written digits on a 3 x 3 board, sampled from a seed.
 
-A scene is data: a tuple of things on a 3 x 3 board. Everything else (pictures, sentences, facts) is
-computed from it, so that what a model says about a picture can be checked word by word.
+A scene is data. Images, sentences and facts are computed from it, so that generated text and images
+can be scored exactly.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Literal
 import numpy as np
 from PIL import Image, ImageFilter
 
+from mmspec.zoo.backgrounds import PATTERNED, Background, Tiles, sample_background, sample_tint
 from mmspec.zoo.drawing import RADIUS, RGB, draw
-from mmspec.zoo.grounds import PATTERNED, Ground, Tiles, ground, tint
 
 Split = Literal["train", "held-out"]
 Style = Literal["plain", "textured", "tiled"]
@@ -31,14 +31,15 @@ _PLACES = (
     ("left", "center", "right"),
     ("bottom left", "bottom", "bottom right"),
 )
-_COUNT_LAW = (0.08, 0.27, 0.40, 0.25)  # how often a scene has one, two, three, four things
+_COUNT_PROBABILITIES = (0.08, 0.27, 0.40, 0.25)  # of one, two, three, four things
 _DIGIT_RATE = 0.35
-_SHIFT = 0.06  # largest displacement from the middle of a cell, in cells
-_FREE = 0.36  # the same in textured scenes
-_SCALE = 0.08  # how much things of a size differ there, at most
-_TURN = 12.0  # how far they are turned there at most, in degrees
-_EDGE, _GAP = 0.04, 0.12  # least room to the edge, and between two things, in cells
-_BLUR, _NOISE = 0.035, 0.03  # of the camera there, at most
+_SHIFT = 0.06  # maximum displacement from the middle of a cell, in cells
+# of textured scenes:
+_TEXTURED_SHIFT = 0.36  # maximum displacement, in cells
+_SCALE = 0.08  # maximum change of size, relative
+_TURN = 12.0  # maximum rotation, in degrees
+_EDGE, _GAP = 0.04, 0.12  # minimum distance to the edge, and between two things, in cells
+_BLUR, _NOISE = 0.035, 0.03  # maximum, of the camera
 _HELD_OUT_ONE_IN = 8
 
 
@@ -53,12 +54,12 @@ class Thing:
     column: int
     digit: int | None = None
     shift: tuple[float, float] = (0.0, 0.0)  # (x, y), in cells
-    scale: float = 1.0  # how large it is among those of its size
+    scale: float = 1.0  # relative to the radius of its size
     turn: float = 0.0  # degrees, clockwise
 
     @property
     def radius(self) -> float:
-        """Half the height of one that stands upright, in cells."""
+        """Half the height without rotation, in cells."""
         return RADIUS[self.size] * self.scale
 
     @property
@@ -68,20 +69,20 @@ class Thing:
 
     @property
     def place(self) -> str:
-        """Where it is, as one of nine places: "top left", "center", ..."""
+        """One of nine places: "top left", "center", ..."""
         return _PLACES[self.row][self.column]
 
 
 @dataclass(frozen=True)
 class Camera:
-    """What a lens and a sensor add to a picture."""
+    """Blur and noise of a camera."""
 
     blur: float  # standard deviation, in cells
     noise: float  # standard deviation, of 0 to 1
     seed: int
 
     def take(self, picture: Image.Image) -> Image.Image:
-        """The picture as it comes out, of the same size."""
+        """Add blur and noise to an image; the size stays."""
         soft = picture.filter(ImageFilter.GaussianBlur(self.blur * picture.width / BOARD))
         grain = np.random.default_rng(self.seed).normal(size=(*soft.size[::-1], 3))
         pixels = np.asarray(soft) + 255 * self.noise * grain
@@ -90,10 +91,10 @@ class Camera:
 
 @dataclass(frozen=True)
 class Scene:
-    """Some things, in reading order. No two of them share both colour and name."""
+    """Things in reading order; no two share both colour and name."""
 
     things: tuple[Thing, ...]
-    ground: Ground | Tiles | None = None  # None = paper
+    ground: Background | Tiles | None = None  # None = paper
     camera: Camera | None = None  # None = a perfect one
 
     def render(self, size: int = 192) -> Image.Image:
@@ -102,17 +103,17 @@ class Scene:
         return picture if self.camera is None else self.camera.take(picture)
 
     def facts(self) -> tuple[tuple[str, str, str, str], ...]:
-        """What is true of the picture: (size, colour, name, place) of every thing."""
+        """Return (size, colour, name, place) of every thing."""
         return tuple((t.size, t.colour, t.name, t.place) for t in self.things)
 
     @property
     def split(self) -> Split:
-        """The side of the train / held-out division this scene falls on, by its facts alone."""
+        """The split ("train" or "held-out"), a hash of the facts."""
         key = zlib.crc32(repr(self.facts()).encode())
         return "held-out" if key % _HELD_OUT_ONE_IN == 0 else "train"
 
 
-BUNDLED = Scene(  # the picture shipped as scene.png
+BUNDLED = Scene(  # of scene.png
     (
         Thing("star", "orange", "large", 0, 0, shift=(0.02, 0.03)),
         Thing("digit", "purple", "large", 1, 1, 3, shift=(0.03, -0.02)),
@@ -122,63 +123,65 @@ BUNDLED = Scene(  # the picture shipped as scene.png
 
 
 def sample(seed: int, style: Style = "plain") -> Scene:
-    """Draw a scene. The same seed gives the same scene on every machine.
+    """Sample a scene. A seed gives the same scene on every machine.
 
-    "textured" has the things of "plain" at free places of their cells, turned and of many sizes,
-    on a material, and taken with a camera. "tiled" has them where they are in "plain", on pale
-    tiles, and a material of its own in every place where nothing stands.
+    "textured" places the things of "plain" anywhere in their cells, rotates and scales them, and
+    adds a textured background and camera noise. "tiled" leaves the things as in "plain": pale tiles
+    behind them, textured tiles in empty cells.
     """
     scene, generator = _plain(seed), np.random.default_rng((seed, 5))
     match style:
         case "plain":
             return scene
         case "textured":
-            return textured(scene, generator)
+            return add_texture(scene, generator)
         case "tiled":
-            return tiled(scene, generator)
+            return add_tiles(scene, generator)
 
 
-def textured(scene: Scene, generator: np.random.Generator) -> Scene:
-    """The things of a scene at free places of their cells, on some ground."""
+def add_texture(scene: Scene, generator: np.random.Generator) -> Scene:
+    """Jitter the things of a scene, and add a background and a camera."""
     things: list[Thing] = []
     while len(things) < len(scene.things):
-        loose = _loosened(scene.things[len(things)], generator)
-        if all(_apart(loose, other) for other in things):
+        loose = _jitter_thing(scene.things[len(things)], generator)
+        if all(_is_separate(loose, other) for other in things):
             things.append(loose)
-        elif generator.random() < 0.05:  # hardly any room is left
+        elif generator.random() < 0.05:  # little space is left: restart
             things.clear()
-    below = ground(generator, [RGB[thing.colour] for thing in things])
+    below = sample_background(generator, [RGB[thing.colour] for thing in things])
     blur, noise = generator.uniform(0, _BLUR), generator.uniform(0, _NOISE)
     camera = Camera(float(blur), float(noise), int(generator.integers(1 << 31)))
     return Scene(tuple(things), below, camera)
 
 
-def tiled(scene: Scene, generator: np.random.Generator) -> Scene:
-    """A scene on tiles: pale ones below its things, some material in all other places."""
+def add_tiles(scene: Scene, generator: np.random.Generator) -> Scene:
+    """Add tiles to a scene: pale ones behind its things, textured ones in empty cells."""
     inks = {BOARD * thing.row + thing.column: RGB[thing.colour] for thing in scene.things}
     below = (
-        tint(generator, inks[place]) if place in inks else ground(generator, (), PATTERNED)
+        sample_tint(generator, inks[place])
+        if place in inks
+        else sample_background(generator, (), PATTERNED)
         for place in range(BOARD**2)
     )
     return replace(scene, ground=Tiles(tuple(below)))
 
 
-def _loosened(thing: Thing, generator: np.random.Generator) -> Thing:
+def _jitter_thing(thing: Thing, generator: np.random.Generator) -> Thing:
     scale = float(generator.uniform(1 - _SCALE, 1 + _SCALE))
     turn = float(generator.uniform(-_TURN, _TURN))
-    radius = 1.06 * RADIUS[thing.size] * scale  # of what reaches farthest, a star
-    x, y = (_free(at, radius, generator) for at in (thing.column, thing.row))
+    radius = 1.06 * RADIUS[thing.size] * scale  # of a star, the largest shape
+    x, y = (_sample_shift(at, radius, generator) for at in (thing.column, thing.row))
     return replace(thing, shift=(x, y), scale=scale, turn=turn)
 
 
-def _free(at: int, radius: float, generator: np.random.Generator) -> float:
-    """A displacement that keeps a thing on the canvas."""
-    first = max(-_FREE, radius + _EDGE - at - 0.5)
-    last = min(_FREE, BOARD - at - 0.5 - radius - _EDGE)
+def _sample_shift(at: int, radius: float, generator: np.random.Generator) -> float:
+    """Sample a displacement that keeps a thing within the image."""
+    first = max(-_TEXTURED_SHIFT, radius + _EDGE - at - 0.5)
+    last = min(_TEXTURED_SHIFT, BOARD - at - 0.5 - radius - _EDGE)
     return float(generator.uniform(first, last))
 
 
-def _apart(one: Thing, other: Thing) -> bool:
+def _is_separate(one: Thing, other: Thing) -> bool:
     across = one.column + one.shift[0] - other.column - other.shift[0]
     down = one.row + one.shift[1] - other.row - other.shift[1]
     return math.hypot(across, down) > one.radius + other.radius + _GAP
@@ -186,7 +189,7 @@ def _apart(one: Thing, other: Thing) -> bool:
 
 def _plain(seed: int) -> Scene:
     generator = np.random.default_rng(seed)
-    count = 1 + int(generator.choice(len(_COUNT_LAW), p=_COUNT_LAW))
+    count = 1 + int(generator.choice(len(_COUNT_PROBABILITIES), p=_COUNT_PROBABILITIES))
     cells = sorted(int(c) for c in generator.choice(BOARD * BOARD, count, replace=False))
     things: list[Thing] = []
     for cell in cells:

@@ -1,4 +1,4 @@
-"""The words of the Scene world, one token each."""
+"""Word-level tokenizer of the Scene world."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
 
-@cache  # thousands of scenes are read for it
+@cache  # describes 6000 scenes
 def vocabulary() -> tuple[str, ...]:
-    """Every word of the Scene world, in alphabetical order."""
+    """Return every word of the Scene world, in alphabetical order."""
     found = {"user", "assistant", "system", ":"}
     for scene, number in scenes(6000, "train", seed=0):
         prompt, answer, _ = write(scene, number)
@@ -27,11 +27,11 @@ def word_tokenizer(
     more: tuple[str, ...] = (),
     **settings: Any,
 ) -> PreTrainedTokenizerFast:
-    """Lower case, one token per word or mark; decoding joins with spaces but not before marks.
+    """Build a lower-case tokenizer with one token per word or punctuation mark.
 
-    `template` puts special tokens around a text, as in "<bos> $A"; `more` are words that scenes do
-    not need, behind theirs. `settings` name the tokens for
-    bos, eos, pad and unk, and may be any others that a fast tokenizer takes.
+    `template` adds special tokens around a text, as in "<bos> $A"; `more` are further words, with
+    ids after those of the Scene world. `settings` are arguments of `PreTrainedTokenizerFast`, the
+    bos, eos, pad and unk tokens among them.
     """
     from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers
     from tokenizers.processors import TemplateProcessing

@@ -1,4 +1,4 @@
-"""Train a checkpoint of the zoo: one way for all, whatever a modality teaches it."""
+"""Train a bundled checkpoint: the procedure shared by all modalities."""
 
 from __future__ import annotations
 
@@ -12,27 +12,26 @@ from pathlib import Path
 from typing import Any, Protocol, cast
 
 from mmspec.modality import Entry
-from mmspec.training.reporting import Report, silent
-from mmspec.zoo.catalogue import holds_model, info, is_present, path
-from mmspec.zoo.loading import load
+from mmspec.training.fitting import TrainingProgress, silent
+from mmspec.zoo.catalogue import holds_model, info, is_present, load, path
 
-_TRIAL = 2  # held-out examples that a short trial is measured on
+_TRIAL = 2  # held-out examples for the evaluation of a run with `steps`
 
 
 class Trainer(Protocol):
-    """The module that an entry of the catalogue names."""
+    """The module that `Entry.trainer` names."""
 
-    ABOUT: str  # what the card says of the model
-    NOTES: str  # and of its figures
-    HELD_OUT: int  # examples that it is measured on
+    ABOUT: str  # description of the model, for its card
+    NOTES: str  # description of the figures, for the card
+    HELD_OUT: int  # evaluation examples
 
     def train(
-        self, entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
-    ) -> dict[str, Any]: ...  # writes the checkpoint; figures of how it was made
+        self, entry: Entry, folder: Path, steps: int | None, seed: int, progress: TrainingProgress
+    ) -> dict[str, Any]: ...  # writes the checkpoint; returns figures of the training
 
     def measure(
         self, entry: Entry, folder: Path, count: int
-    ) -> dict[str, float]: ...  # figures of how good it is, by what was written
+    ) -> dict[str, float]: ...  # evaluates the written checkpoint
 
 
 def train(
@@ -40,16 +39,15 @@ def train(
     out: Path | None = None,
     steps: int | None = None,
     seed: int = 0,
-    progress: Report = silent,
+    progress: TrainingProgress = silent,
     force: bool = False,
 ) -> dict[str, Any]:
-    """Train a checkpoint, write it to `out` (its folder in the package by default) and measure it.
+    """Train a checkpoint, write it to `out` (default: its folder in the package) and evaluate it.
 
-    Every stage is cut to `steps` if given. What it learns from must be in the package, so train
-    that first. The folder appears when all is done, in place of an older one only with `force`;
-    what was learnt when the user interrupts lies beside it, in a folder that ends in ".part". The
-    report, also kept in the model card, is measured on what was written. Raises ValueError where
-    something else lies in the folder.
+    `steps` limits every stage. Checkpoints that it is trained on must exist. The folder is created
+    at the end; `force` allows to replace an existing one. An interrupted run leaves its weights in
+    a folder with the suffix ".part". The report is measured on the written files and is part of
+    the model card. Raises ValueError if the folder holds other files.
     """
     import torch
 
@@ -69,7 +67,7 @@ def train(
         found = trainer.measure(entry, part, trainer.HELD_OUT if steps is None else _TRIAL)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and holds_model(part):
-            raise KeyboardInterrupt(f"interrupted; what was learnt is in {part}") from error
+            raise KeyboardInterrupt(f"interrupted; the weights so far are in {part}") from error
         shutil.rmtree(part, ignore_errors=True)
         raise
     report = {"name": entry.name, "seed": seed, **made, "minutes": minutes, "bytes": size, **found}
@@ -79,7 +77,7 @@ def train(
 
 
 def _import_trainer(entry: Entry) -> Any:
-    """The module that trains a checkpoint; ours lie in the repository and not in the wheel.
+    """Import the trainer of a checkpoint; `tools` is in the repository and not in the wheel.
 
     Raises ValueError outside a checkout.
     """
@@ -96,23 +94,23 @@ def _import_trainer(entry: Entry) -> Any:
     return import_module(entry.trainer)
 
 
-def written(name: str) -> Path:
-    """The folder of a checkpoint that others learn from. Raises ValueError where there is none."""
+def require_checkpoint(name: str) -> Path:
+    """Return the folder of a checkpoint used for training. Raises ValueError if it is missing."""
     folder = path(name)
     if not is_present(name):
-        raise ValueError(f"{name} is not in {folder.parent}, and this one learns from it; train it")
+        raise ValueError(f"{name} is not in {folder.parent}, but is needed here; train it first")
     return folder
 
 
-def teacher(name: str) -> Any:
-    """A checkpoint that others learn from. Raises ValueError where there is none."""
-    written(name)
+def load_teacher(name: str) -> Any:
+    """Load a checkpoint used for training. Raises ValueError if it is missing."""
+    require_checkpoint(name)
     return load(name)
 
 
 @contextmanager
-def kept(save: Callable[[], None]) -> Iterator[None]:
-    """Save what is learnt here: all of it, or what there is when the user interrupts."""
+def save_on_exit(save: Callable[[], None]) -> Iterator[None]:
+    """Save the weights at the end of the block, or when the user interrupts it."""
     try:
         yield
     except KeyboardInterrupt:
@@ -122,12 +120,12 @@ def kept(save: Callable[[], None]) -> Iterator[None]:
 
 
 def _check(entry: Entry, folder: Path, force: bool) -> None:
-    """Refuse to overwrite what is not ours, and what is ours unless told to."""
+    """Refuse to overwrite other files, and an existing checkpoint without `force`."""
     if not folder.exists() or not any(folder.iterdir()):
         return
     card = folder / "README.md"
     if not card.is_file() or not card.read_text().startswith(f"# {entry.name}\n"):
-        raise ValueError(f"{folder} holds something else than {entry.name}; give an empty folder")
+        raise ValueError(f"{folder} holds files other than {entry.name}; give an empty folder")
     if not force:
         raise ValueError(
             f"{entry.name} is in {folder} already; give --out another folder (out=), or --force "
@@ -136,7 +134,7 @@ def _check(entry: Entry, folder: Path, force: bool) -> None:
 
 
 def _put(part: Path, folder: Path) -> None:
-    """Rename a folder to one that is empty, is not there, or is to be replaced."""
+    """Rename a folder to one that is empty, is missing, or is to be replaced."""
     old = folder.with_name(f"{folder.name}.old")
     if folder.exists():
         folder.rename(old)
@@ -146,7 +144,7 @@ def _put(part: Path, folder: Path) -> None:
 
 
 def _card(entry: Entry, trainer: Trainer, report: dict[str, Any]) -> str:
-    """What a checkpoint is, how it was made, its figures and what they mean."""
+    """Write the model card: description, training command, figures and their meaning."""
     figures = "".join(f"| {key.replace('_', ' ')} | {value} |\n" for key, value in report.items())
     return (
         f"# {entry.name}\n\n{entry.description}\n\n{trainer.ABOUT.strip()}\n\n"

@@ -1,6 +1,6 @@
-"""What `mmspec doctor` looks at, whatever a model decodes: folders, weights, tokenizers, recipes.
+"""Checks of `mmspec doctor` shared by all modalities: weights, tokenizers, recipes.
 
-Models are built without memory ("meta"), from their configurations; no code of a folder is run.
+Models are built on the meta device from their configurations; no remote code is run.
 """
 
 from __future__ import annotations
@@ -13,26 +13,26 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from mmspec import recipes
-from mmspec.modality import Finding
-from mmspec.models.folder import tensors
-from mmspec.models.words import compared
+from mmspec import recipes, registry
+from mmspec.modality import UNFIT, Finding
+from mmspec.models.compatibility import compare_vocabularies
+from mmspec.models.folder import read_shapes
 from mmspec.recipe import Recipe
 
 Bind = Callable[[Any, Recipe, Any, Mapping[str, Any]], Any]  # `session` of a plug
-TAIL = 5  # last parts of a weight's name, which stay when prefixes are renamed
+TAIL = 5  # last parts of a weight's name, independent of prefixes
 
 
-def both(check: str, things: Sequence[Any], look: Callable[[Any], Any]) -> Finding:
-    """The same look at each model; an error refuses the pair."""
-    seen: list[Any] = []
-    for thing in things:
+def check_models(check: str, models: Sequence[Any], inspect: Callable[[Any], Any]) -> Finding:
+    """Apply a check to each model; a ValueError refuses the pair."""
+    results: list[Any] = []
+    for model in models:
         try:
-            seen.append(look(thing))
+            results.append(inspect(model))
         except ValueError as error:
-            ours, theirs = [*seen, "refused", None][:2]
+            ours, theirs = [*results, "refused", None][:2]
             return Finding(check, ours, theirs, "refused", str(error))
-    ours, theirs = [*seen, None][:2]
+    ours, theirs = [*results, None][:2]
     return Finding(check, ours, theirs)
 
 
@@ -41,30 +41,30 @@ def is_refused(findings: Iterable[Finding]) -> bool:
 
 
 def skeleton(build: Callable[[], Any]) -> Any:
-    """A model without memory for its weights."""
+    """Build a model on the meta device."""
     with torch.device("meta"):
         return build()
 
 
-def weights(folder: str, model: torch.nn.Module) -> str:
-    """Whether all of a model's numbers are there. Raises ValueError for damage and gaps.
+def check_weights(folder: str, model: torch.nn.Module) -> str:
+    """Check that a folder holds all weights of a model. Raises ValueError for missing weights.
 
-    Numbers are counted, since names change between versions of transformers; the weight that an
-    error names is the first whose last parts no file has.
+    Elements are counted, since names change between versions of transformers; the weight named in
+    an error is the first one whose last name parts are in no file.
     """
     if not Path(folder).is_dir():
         return "not local"
-    there = tensors(Path(folder))
+    there = read_shapes(Path(folder))
     own = {id(value): (name, value) for name, value in model.state_dict(keep_vars=True).items()}
-    held = sum(map(prod, there.values()))
-    wanted = sum(value.numel() for _, value in own.values())
-    if held < wanted:
+    stored = sum(map(prod, there.values()))
+    required = sum(value.numel() for _, value in own.values())
+    if stored < required:
         known = {_tail(name) for name in there}
-        lost = [name for name, _ in own.values() if _tail(name) not in known]
-        example = f", such as {lost[0]}" if lost else ""
+        missing = [name for name, _ in own.values() if _tail(name) not in known]
+        example = f", such as {missing[0]}" if missing else ""
         raise ValueError(
-            f"{folder} holds {held} of {wanted} numbers of a {type(model).__name__}; weights are "
-            f"missing{example}: copy them again"
+            f"{folder} holds {stored} of {required} numbers of a {type(model).__name__}; weights "
+            f"are missing{example}: copy them again"
         )
     shapes: dict[str, set[tuple[int, ...]]] = {}
     for name, shape in there.items():
@@ -74,25 +74,25 @@ def weights(folder: str, model: torch.nn.Module) -> str:
         if tuple(value.shape) not in known_shapes:
             raise ValueError(
                 f"{folder} holds {name} with shape {next(iter(known_shapes))}, but its config.json "
-                f"makes {tuple(value.shape)} of it; copy both again"
+                f"requires {tuple(value.shape)}; copy both again"
             )
-    return f"{held / 1e6:.1f} M numbers, safetensors"
+    return f"{stored / 1e6:.1f} M numbers, safetensors"
 
 
 def _tail(name: str) -> str:
     return ".".join(name.split(".")[-TAIL:])
 
 
-def tokenizers(names: Sequence[str]) -> Finding:
-    """Whether token ids mean the same to both."""
-    check, auto = "same tokens behind the ids", AutoTokenizer
+def compare_tokenizers(names: Sequence[str]) -> Finding:
+    """Compare the vocabularies of two tokenizers."""
+    check, auto = "same token ids", AutoTokenizer
     tables = list[dict[str, int]]()
     for name in names:
         try:
             tables.append(auto.from_pretrained(name, trust_remote_code=False).get_vocab())
-        except Exception:  # whatever the reader of a damaged file raises
+        except Exception:  # damaged files raise various exceptions
             return Finding(check, None, None, "note", f"{name} has no tokenizer to compare")
-    found = compared(*tables)
+    found = compare_vocabularies(*tables)
     if not found.remark:
         return Finding(check, found.ours, found.theirs)
     if found.differs:
@@ -100,21 +100,44 @@ def tokenizers(names: Sequence[str]) -> Finding:
     return Finding(check, found.ours, found.theirs, "note", found.remark)
 
 
-def fitting(decodes: str, session: Bind, model: Any, small: Any) -> Iterator[Finding]:
-    """Recipes that can be bound to a model, or to a pair; those of the other sort are left out."""
-    fit, lacking, has_drafter = list[str](), list[str](), small is not None
-    for name in recipes.names(decodes):
+def find_fitting_recipes(session: Bind, model: Any, small: Any) -> Iterator[Finding]:
+    """Recipes that can be bound to a model, or to a pair; the others by the reason why not.
+
+    Without a draft model only recipes that take none are tried.
+    """
+    owner, has_drafter = registry.find_modality(model), small is not None
+    fit, unfit = list[str](), dict[str, list[str]]()
+    for name in recipes.names(*owner.all_decodes):
         recipe = recipes.get(name)
         if recipe.takes_drafter != has_drafter:
             continue
-        try:
-            session(model, recipe, small, {})
-        except ValueError:
-            lacking.append(name)
-        else:
+        reason = recipes.find_misfit(name, owner)
+        if reason is None and has_drafter:
+            is_taken = any(kind.accepts(small) for kind in recipe.draft_model)
+            reason = None if is_taken else "take draft models of another kind"
+        if reason is None:
+            try:
+                session(model, recipe, small, {})
+            except ValueError as error:
+                reason = str(error).partition("; ")[0].removeprefix(f"recipe {name!r} ")
+        if reason is None:
             fit.append(name)
-    what = "with this draft model" if has_drafter else "without a draft model"
-    yield Finding(f"recipes that fit {what}", ", ".join(fit) or "none")
-    if lacking:
-        remark = "`mmspec generate --recipe NAME` says why"
-        yield Finding("recipes that do not", ", ".join(lacking), None, "note", remark)
+        else:
+            unfit.setdefault(reason, []).append(name)
+    condition = "with this draft model" if has_drafter else "without a draft model"
+    yield Finding(f"recipes that fit {condition}", ", ".join(fit) or "none")
+    for reason, names in unfit.items():
+        yield Finding(UNFIT, ", ".join(names), None, "note", reason)
+
+
+def fit_modality(model: Any, has_drafter: bool) -> Finding:
+    """Recipes that fit the modality of a model that cannot be bound without its weights."""
+    owner = registry.find_modality(model)
+    names = [
+        name
+        for name in recipes.names(*owner.all_decodes)
+        if recipes.get(name).takes_drafter == has_drafter
+        and recipes.find_misfit(name, owner) is None
+    ]
+    remark = "by modality alone: binding needs the codebook, which is in the weights"
+    return Finding("recipes", ", ".join(names), None, "note", remark)

@@ -1,4 +1,4 @@
-"""What `mmspec doctor` says of models of token ids, of their draft models and heads."""
+"""`mmspec doctor` for models of token ids, their draft models and heads."""
 
 from __future__ import annotations
 
@@ -8,47 +8,46 @@ from pathlib import Path
 from typing import Any
 
 import transformers
+from transformers.utils.hub import cached_file
 
-from mmspec.drafters.neural.elastic_head import ElasticHead
-from mmspec.drafters.neural.small_model import check_pair
-from mmspec.errors import reading
+from mmspec.draft_models import find_kinds, find_owners
+from mmspec.drafters.neural.small_model import SMALL_MODEL, check_pair
+from mmspec.errors import explain_load_errors
 from mmspec.modalities.common import doctor
-from mmspec.modalities.common.doctor import Bind, both
+from mmspec.modalities.common.doctor import Bind, check_models
 from mmspec.modality import Finding, Outcome
-from mmspec.models.heads.aasd import AasdHead
-from mmspec.models.heads.action_slots import ActionSlots
-from mmspec.models.heads.dream import DreamHead
-from mmspec.models.heads.eagle3 import Eagle3Head
-from mmspec.models.heads.feature_head import FeatureHead
-from mmspec.models.heads.hydra import HydraHeads
-from mmspec.models.heads.kangaroo import KangarooAdapter
-from mmspec.models.heads.medusa import MedusaHeads
-from mmspec.models.heads.multi_token import MultiTokenHeads
-from mmspec.models.loading import auto_class, introduce, model_type
-from mmspec.models.words import check_sizes
+from mmspec.models.compatibility import check_vocabulary_sizes
+from mmspec.models.loading import auto_class, register_own_model
+from mmspec.recipe import DraftModelKind
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.readers.reader import Reader
 
-HEADS: tuple[Any, ...] = (  # on the states of a target
-    *(FeatureHead, Eagle3Head, MultiTokenHeads, MedusaHeads, HydraHeads, KangarooAdapter),
-    *(DreamHead, ElasticHead, AasdHead, ActionSlots),
-)
 
+def find_head_kind(name: str | Path) -> DraftModelKind | None:
+    """The kind of head that a folder or a hub name holds; None for a whole model.
 
-def head_class(name: str | Path) -> Any:
-    """The class of the head that a folder holds; None for another model."""
-    found = model_type(name)
-    return next((one for one in HEADS if one.config_class.model_type == found), None)
+    Heads are found through the recipes of models of tokens (`Recipe.draft_model`).
+    """
+    folder = Path(name)
+    if not folder.is_dir():
+        with explain_load_errors(name):
+            folder = Path(str(cached_file(str(name), "config.json"))).parent
+    if SMALL_MODEL.owns(folder):
+        return None
+    owners = find_owners(find_kinds("tokens", "actions"), folder)
+    return owners[0] if owners else None
 
 
 def skeleton(name: str) -> Any:
-    """A model, or heads for one, without memory. Raises ValueError for one that is not known."""
-    head = head_class(name)
-    with reading(name):
-        if head is not None:
-            config = head.config_class.from_pretrained(name)
-            return doctor.skeleton(lambda: head(config))
-        introduce(name)
+    """Build a model on the meta device. Raises ValueError for a head or an unknown type."""
+    kind = find_head_kind(name)
+    if kind is not None:
+        raise ValueError(
+            f"{name} holds a {kind.description} and generates nothing by itself; name its target "
+            "here and give it as drafter="
+        )
+    with explain_load_errors(name):
+        register_own_model(name)
         known = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)
         auto = auto_class(known)
         return doctor.skeleton(lambda: auto.from_config(known, trust_remote_code=False))
@@ -61,46 +60,63 @@ def examine(
     reader: Callable[[Any], Reader],
     build: Callable[[str], Any] = skeleton,
 ) -> list[Finding]:
-    """All findings on a target, or on a target and its draft model or feature head."""
+    """Return all findings on a target, or on a target and its draft model or head."""
     names = [name for name in (target, drafter) if name is not None]
-    models = [build(name) for name in names]
+    kind = None if drafter is None else find_head_kind(drafter)
+    models = [build(name) for name in (names if kind is None else (target,))]
+    if drafter is not None and kind is not None:
+        with explain_load_errors(drafter, kind.description):
+            models.append(kind.skeleton(drafter, reader(models[0])))
     found = [
-        both("weights", list(zip(names, models, strict=True)), lambda one: doctor.weights(*one)),
-        both("model", models, lambda model: type(model).__name__),
+        check_models(
+            "weights", list(zip(names, models, strict=True)), lambda one: doctor.check_weights(*one)
+        ),
+        check_models("model", models, lambda model: type(model).__name__),
     ]
-    if isinstance(models[-1], HEADS) and drafter is not None:
-        return [*found, *_head(reader(models[0]), models[1])]
-    found.append(both("family", models, lambda model: reader(model).family.name))
+    if kind is not None:
+        found += _head(kind, reader(models[0]), models[1])
+        if doctor.is_refused(found):
+            return found
+        if reader(models[0]).family.draws_images:
+            return [*found, doctor.fit_modality(models[0], has_drafter=True)]
+        return [*found, *doctor.find_fitting_recipes(session, *models)]
+    found.append(check_models("family", models, lambda model: reader(model).family.name))
     if doctor.is_refused(found[-1:]):
         return found
     found += [
-        both("cache layers", models, _layers),
-        both("branches (trees), batch > 1", models, _branches),
+        check_models("cache layers", models, _layers),
+        check_models("branches (trees), batch > 1", models, _branches),
     ]
     if doctor.is_refused(found):
         return found
     readers = [reader(model) for model in models]
     found.append(_vocabulary(readers))
     if len(readers) == 2:
-        found += [*_pair(*readers), doctor.tokenizers(names)]
+        found += [*_pair(*readers), doctor.compare_tokenizers(names)]
     if doctor.is_refused(found):
         return found
-    if readers[0].family.draws:
-        remark = "a model that draws is bound with its codebook, which needs weights; not looked at"
-        return [*found, Finding("recipes", None, None, "note", remark)]
+    if readers[0].family.draws_images:
+        return [*found, doctor.fit_modality(models[0], drafter is not None)]
     small = models[1] if drafter is not None else None
-    return [*found, *doctor.fitting("tokens", session, models[0], small)]
+    return [*found, *doctor.find_fitting_recipes(session, models[0], small)]
 
 
-def _head(reader: Reader, head: Any) -> Iterator[Finding]:
-    """Heads read states of one width and speak one vocabulary."""
+def _head(kind: DraftModelKind, reader: Reader, head: Any) -> Iterator[Finding]:
+    """Whether a head can draft for the target: widths, vocabulary, and what its kind checks."""
+    config = vars(head).get("config")
     pairs = (
-        ("states", int(reader.config.hidden_size), head.feature_size),
-        ("vocabulary", reader.vocabulary, head.config.vocab_size),
+        ("states", int(reader.config.hidden_size), getattr(head, "feature_size", None)),
+        ("vocabulary", reader.vocabulary, getattr(config, "vocab_size", None)),
     )
     remark = "made for another target; train one for this with mmspec.training"
-    for check, ours, theirs in pairs:
+    known = [(check, ours, theirs) for check, ours, theirs in pairs if theirs is not None]
+    for check, ours, theirs in known:
         yield Finding(check, ours, theirs, *(() if ours == theirs else ("refused", remark)))
+    if all(ours == theirs for _, ours, theirs in known):
+        try:
+            kind.read(head, reader, kind.default_sees(head, reader, "auto"))
+        except ValueError as error:
+            yield Finding(kind.description, None, None, "refused", str(error))
 
 
 def _layers(model: Any) -> str:
@@ -114,29 +130,29 @@ def _branches(model: Any) -> bool:
 
 
 def _vocabulary(readers: Sequence[Reader]) -> Finding:
-    """One that is shared; what draws a smaller picture may have codes of its own."""
+    """Compare vocabularies; two image models may have different codes."""
     sizes = [reader.vocabulary for reader in readers]
     ours, theirs = [*sizes, None][:2]
     try:
-        check_sizes(sizes[0], sizes[-1])
+        check_vocabulary_sizes(sizes[0], sizes[-1])
     except ValueError as error:
-        if not all(reader.family.draws for reader in readers):
+        if not all(reader.family.draws_images for reader in readers):
             return Finding("vocabulary", ours, theirs, "refused", str(error))
-        remark = "for recipes that turn codes of one codebook into others, such as mulo-sd"
+        remark = "for recipes that convert codes between codebooks, such as mulo-sd"
         return Finding("vocabulary", ours, theirs, "note", remark)
     return Finding("vocabulary", ours, theirs)
 
 
 def _pair(target: Reader, drafter: Reader) -> Iterator[Finding]:
-    """What the draft model can see; refused where it can draft for this target in no way."""
-    least = "prompt" if target.family.draws else "nothing"
-    for sees in (least, "pixels"):
+    """Check which `sees` the draft model supports; refused if it supports none."""
+    minimum = "prompt" if target.family.draws_images else "nothing"
+    for sees in (minimum, "pixels"):
         if sees == "pixels" and not target.family.media:
             continue
         try:
             check_pair(target, drafter, sees)
         except ValueError as error:
-            verdict: Outcome = "refused" if sees == least else "note"
+            verdict: Outcome = "refused" if sees == minimum else "note"
             yield Finding(f"drafter sees {sees}", None, False, verdict, str(error))
         else:
             yield Finding(f"drafter sees {sees}", None, True)

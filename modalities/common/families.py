@@ -1,16 +1,53 @@
-"""Models that read pictures: the differences between their families."""
+"""Families of token models: which one a model belongs to, and the reader of a model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from mmspec.modalities.common import readers
-from mmspec.targets.readers.family import Family, TowerFeatures
-from mmspec.targets.readers.reader import Reader
+from mmspec import _hf
+from mmspec.registry import check_unwrapped
+from mmspec.targets.readers.backbone import Backbone
+from mmspec.targets.readers.encoder_decoder import EncoderDecoder
+from mmspec.targets.readers.reader import CtcHead, Family, Reader, TowerFeatures
+
+# language models whose logits are head(decoder(...)) without a further step
+_PLAIN_HEADS = frozenset(("llama", "qwen2", "qwen3", "mistral", "gemma3_text", "smollm3"))
+# prefixes of media arguments, and config fields of placeholder ids
+_MEDIA = ("pixel_values", "image_patches", "input_features", "input_values", "audio_values")
+_MARKS = (
+    *("image_token_id", "image_token_index", "video_token_id", "video_token_index"),
+    *("audio_token_id", "audio_token_index"),
+)
+
+
+def _granite_frames(model: Any, inputs: Mapping[str, Any], frames: int) -> Tensor | None:
+    """Valid frames (B, T) in whole windows: `input_features_mask` counts embeddings, not frames."""
+    mask = inputs.get("input_features_mask")
+    if mask is None:
+        return None
+    window = model.config.window_size
+    embeddings = window // model.config.downsample_rate  # of one window
+    count = mask.sum(-1, keepdim=True) // embeddings * window
+    is_valid: Tensor = torch.arange(frames, device=mask.device) < count
+    return is_valid
+
+
+_GRANITE_CTC = CtcHead(
+    "input_features",
+    lambda model: model.model.encoder,
+    lambda model: model.model.encoder.out,
+    _granite_frames,
+)
+_TOKEN_ARGUMENTS = ("input_ids", "args", "kwargs")  # a forward that takes tokens has one of them
+# classes that omit the logits scaling of their language model: sampling from them is sharper, by
+# that factor in the temperature
+_UNDIVIDED = {"granite_speech": "logits_scaling", "granite_speech_plus": "logits_scaling"}
+
 
 _PIXELS = ("pixel_values", "pixel_values_videos")
 _IMAGE = ("image_token_id",)
@@ -49,58 +86,89 @@ _PALIGEMMA_TOWER = TowerFeatures(
 
 
 def _with_image_ids(model: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """A request with the ids of a picture, which public processors leave to the model."""
-    return dict(model.completed(inputs))
+    """Add the image token ids, which public processors leave to the model."""
+    return dict(model.add_image_ids(inputs))
 
 
-def _plain(name: str, *visual_ids: str, **facts: Any) -> Family:
-    return Family(name, _PIXELS, direct=True, placeholders=_IMAGE, visual_ids=visual_ids, **facts)
+def _image_family(name: str, *visual_ids: str, **facts: Any) -> Family:
+    return Family(
+        name, _PIXELS, is_direct=True, placeholders=_IMAGE, visual_ids=visual_ids, **facts
+    )
 
 
-def _filmed(name: str, *others: str) -> Family:
-    return Family(name, (*_PIXELS, *others), direct=True, placeholders=_IMAGE_VIDEO)
+def _video_family(name: str, *others: str) -> Family:
+    return Family(name, (*_PIXELS, *others), is_direct=True, placeholders=_IMAGE_VIDEO)
 
 
-def _mrope(name: str, **facts: Any) -> Family:
+def _mrope_family(name: str, **facts: Any) -> Family:
     facts |= {"placeholders": _IMAGE_VIDEO, "visual_ids": _QWEN_FRAME}
-    return Family(name, _PIXELS, 3, direct=True, **facts)
+    return Family(name, _PIXELS, 3, is_direct=True, **facts)
 
 
 FAMILIES: Mapping[str, Family] = {
-    "llava": _plain("LLaVA", square=True, tower=_LLAVA_TOWER),
-    "llava_next": _plain("LLaVA-NeXT"),
-    "llava_onevision": _filmed("LLaVA-OneVision"),
-    "llava_next_video": _filmed("LLaVA-NeXT-Video"),
-    "video_llava": _filmed("Video-LLaVA", "pixel_values_images"),
-    "qwen2_vl": _mrope("Qwen2-VL"),
-    "qwen2_5_vl": _mrope("Qwen2.5-VL"),
-    "qwen3_vl": _mrope("Qwen3-VL"),
-    "qwen3_5": _mrope("Qwen3.5-VL"),
-    "gemma3": _plain("Gemma 3", "boi_token_id", "eoi_token_id", square=True),
-    "idefics3": _plain("Idefics3"),
-    "smolvlm": _plain("SmolVLM"),
-    "internvl": _plain("InternVL", square=True),
-    "paligemma": _plain("PaliGemma", square=True, tower=_PALIGEMMA_TOWER),
-    "mistral3": _plain("Mistral3 / Pixtral"),
-    "lfm2_vl": _plain("LFM2-VL"),
-    "prismatic": _plain("Prismatic", square=True, completed=_with_image_ids),
-    "openvla": _plain("OpenVLA", square=True, completed=_with_image_ids),
+    "llava": _image_family("LLaVA", is_square=True, tower=_LLAVA_TOWER),
+    "llava_next": _image_family("LLaVA-NeXT"),
+    "llava_onevision": _video_family("LLaVA-OneVision"),
+    "llava_next_video": _video_family("LLaVA-NeXT-Video"),
+    "video_llava": _video_family("Video-LLaVA", "pixel_values_images"),
+    "qwen2_vl": _mrope_family("Qwen2-VL"),
+    "qwen2_5_vl": _mrope_family("Qwen2.5-VL"),
+    "qwen3_vl": _mrope_family("Qwen3-VL"),
+    "qwen3_5": _mrope_family("Qwen3.5-VL"),
+    "gemma3": _image_family("Gemma 3", "boi_token_id", "eoi_token_id", is_square=True),
+    "idefics3": _image_family("Idefics3"),
+    "smolvlm": _image_family("SmolVLM"),
+    "internvl": _image_family("InternVL", is_square=True),
+    "paligemma": _image_family("PaliGemma", is_square=True, tower=_PALIGEMMA_TOWER),
+    "mistral3": _image_family("Mistral3 / Pixtral"),
+    "lfm2_vl": _image_family("LFM2-VL"),
+    "prismatic": _image_family("Prismatic", is_square=True, add_placeholders=_with_image_ids),
+    "openvla": _image_family("OpenVLA", is_square=True, add_placeholders=_with_image_ids),
 }
 
 
-def reader(model: Any) -> Reader:
-    """What reads a model: `Backbone`, or `EncoderDecoder`.
+def find_family(model: Any, families: Mapping[str, Family] | None = None) -> Family:
+    """Return the family of a model by `config.model_type`; default: the vision-language families.
 
-    Raises ValueError for one that says no tokens.
+    A model type that is not listed gets a family made from its config and forward signature. Such
+    a model is read by its whole forward, and checked on its first request.
     """
+    families = FAMILIES if families is None else families
+    kind = model.config.model_type
+    if kind in families:
+        return families[kind]
+    composite = model.config.get_text_config(decoder=True) is not model.config
+    media = tuple(sorted(name for name in _hf.forward_names(model) if name.startswith(_MEDIA)))
+    if not media and not composite:
+        return Family(is_direct=kind in _PLAIN_HEADS)
+    marks = tuple(name for name in _MARKS if getattr(model.config, name, None) is not None)
+    ctc = _GRANITE_CTC if kind == "granite_speech" else None
+    return Family(kind, media, placeholders=marks, logit_divisor=_UNDIVIDED.get(kind), ctc=ctc)
+
+
+def make_reader(model: Any, families: Mapping[str, Family] | None = None) -> Reader:
+    """Return the reader of a model: a `Backbone`, or an `EncoderDecoder`.
+
+    Raises ValueError before any forward for a model that generates no tokens.
+    """
+    check_unwrapped(model)
     if model.config.model_type == "pi0":
         raise ValueError(
-            f"{type(model).__name__} says no tokens but moves noise to actions in Euler steps; "
+            f"{type(model).__name__} generates no tokens: it denoises actions in Euler steps; "
             "call mmspec.modalities.vla.flow.sample_actions(model, **inputs)"
         )
-    return readers.reader(model, FAMILIES)
-
-
-def family(model: Any) -> Family:
-    """The family of a model; plain text for language models that are not listed."""
-    return readers.family(model, FAMILIES)
+    family = find_family(model, families)
+    encodes = getattr(model.config, "is_encoder_decoder", False)
+    if not encodes and _hf.forward_names(model).isdisjoint(_TOKEN_ARGUMENTS):
+        raise ValueError(
+            f"{type(model).__name__} reads no tokens, so nothing can be generated with it; if it "
+            "is a head, name its target here and give it as drafter="
+        )
+    if not model.can_generate() and model.get_output_embeddings() is None:
+        raise ValueError(
+            f"{type(model).__name__} has no output head, so it predicts no tokens; load it as a "
+            "class that has one, such as AutoModelForCausalLM or AutoModelForImageTextToText"
+        )
+    reader: Reader = (EncoderDecoder if encodes else Backbone)(model, family)
+    reader.reader_maker = partial(make_reader, families=families)
+    return reader

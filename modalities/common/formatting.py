@@ -1,4 +1,4 @@
-"""What askers share: prompts that are checked, and processors that run no code of a folder."""
+"""Helpers of formatters: checked prompts, images, and processors without remote code."""
 
 from __future__ import annotations
 
@@ -6,70 +6,86 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, ProcessorMixin
 
 from mmspec import _hf
 from mmspec.modalities.common import doctor_tokens
-from mmspec.modalities.common.doctor_tokens import head_class
-from mmspec.models.reading import read
+from mmspec.modalities.common.doctor_tokens import find_head_kind
 from mmspec.registry import ZOO
+from mmspec.targets.readers.reader import Reader
 from mmspec.zoo import path
 
 
-def checked(prompts: Sequence[str]) -> list[str]:
-    """The prompts. Raises ValueError for an empty one."""
+def check_prompts(prompts: Sequence[str]) -> list[str]:
+    """Return the prompts. Raises ValueError for an empty one."""
     if not prompts or not all(prompt.strip() for prompt in prompts):
         raise ValueError("the prompt is empty; give --prompt some text")
     return list(prompts)
 
 
-def class_number(prompt: str) -> int:
-    """The prompt of a model that draws classes. Raises ValueError for words."""
+def parse_class(prompt: str) -> int:
+    """Parse the prompt of a class-conditional model. Raises ValueError for text."""
     if not prompt.strip().isdigit():
-        raise ValueError(f"this model draws classes; give --prompt a number, not {prompt!r}")
+        raise ValueError(f"this model generates classes; give --prompt a number, not {prompt!r}")
     return int(prompt)
 
 
-def processor(source: str, model: Any, sees: bool, trust_remote_code: bool = False) -> Any:
-    """The processor, or the tokenizer, beside a model's weights; padding on the left.
+def open_image(source: str | Path) -> Image.Image:
+    """Open an image file as RGB. Raises ValueError for a file that cannot be read."""
+    try:
+        return Image.open(source).convert("RGB")
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise ValueError(
+            f"{source} is not an image that can be read ({error}); give a PNG or JPEG file"
+        ) from error
 
-    Raises ValueError where there is none, and where it would run code of its own.
+
+def load_processor(source: str, model: Any, sees: bool, trust_remote_code: bool = False) -> Any:
+    """Load the processor, or the tokenizer, of a model, with padding on the left.
+
+    Raises ValueError if there is none, or if it would run remote code.
     """
     auto: Any = AutoProcessor if sees else AutoTokenizer
     what = "processor" if sees else "tokenizer"
     try:
-        found = auto.from_pretrained(origin(source, model), trust_remote_code=trust_remote_code)
+        found = auto.from_pretrained(get_source(source, model), trust_remote_code=trust_remote_code)
     except Exception as error:  # damaged files raise whatever their reader raises
         reason = " ".join(str(error).split()) or type(error).__name__
         raise ValueError(f"{source} has no {what} that can be loaded: {reason}") from error
-    words = tokenizer(found)
-    words.padding_side = "left"
-    if words.pad_token is None:
-        words.pad_token = words.eos_token
+    tokenizer = get_tokenizer(found)
+    tokenizer.padding_side = "left"
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.eos_token
     return found
 
 
-def tokenizer(found: Any) -> Any:
-    """The tokenizer of a processor; itself where it is one."""
+def get_tokenizer(found: Any) -> Any:
+    """Return the tokenizer of a processor; a tokenizer is returned unchanged."""
     return found.tokenizer if isinstance(found, ProcessorMixin) else found
 
 
-def origin(source: str, model: Any) -> str:
-    """The folder or the name that a model was read from; as it was typed if it does not say."""
+def get_source(source: str, model: Any) -> str:
+    """Return the folder or name that a model was loaded from; default: `source`."""
     return str(model.config._name_or_path or source)
 
 
-def load_drafter(model: Any, source: str | Path, load: Callable[..., Any], **options: Any) -> Any:
-    """A head of any class for a model of tokens, or what `load` makes of a folder or a name.
+def load_drafter(
+    model: Any,
+    source: str | Path,
+    load: Callable[..., Any],
+    make_reader: Callable[[Any], Reader],
+    **options: Any,
+) -> Any:
+    """A head of any kind for a model of tokens, or what `load` makes of a folder or a name.
 
-    Raises ValueError for what is neither.
+    Raises ValueError for anything else.
     """
-    is_folder = (Path(source) / "config.json").exists()
-    head = head_class(source) if is_folder else None
-    if head is not None:
-        return read(head, source, head.__name__)
+    kind = find_head_kind(source) if Path(source).is_dir() else None
+    if kind is not None:
+        return kind.load(source, make_reader(model))
     small = load(source, **options)
-    if not isinstance(_hf.uncompiled(small), PreTrainedModel):
+    if not isinstance(_hf.unwrap_compiled(small), PreTrainedModel):
         raise ValueError(
             f"{source} holds a {type(small).__name__}, no model of tokens; give a smaller one with "
             "the target's tokenizer"
@@ -78,6 +94,6 @@ def load_drafter(model: Any, source: str | Path, load: Callable[..., Any], **opt
 
 
 def skeleton(source: str) -> Any:
-    """A model of tokens without memory, for what can be said before it is loaded."""
+    """Build a token model on the meta device, to check arguments before weights are loaded."""
     is_zoo = source.startswith(ZOO)
     return doctor_tokens.skeleton(str(path(source.removeprefix(ZOO))) if is_zoo else source)

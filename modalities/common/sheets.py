@@ -1,4 +1,4 @@
-"""Pictures side by side: a sheet of one prompt, or one with a few words below each picture."""
+"""Sheets of images: a grid per prompt, or labelled panels; animations."""
 
 from __future__ import annotations
 
@@ -11,70 +11,71 @@ from typing import Any
 
 from PIL import Image, ImageDraw
 
-from mmspec.modalities.common.formatting import checked
+from mmspec.modalities.common.formatting import check_prompts
 
 SIDE, MARGIN, LINE = 144, 8, 13  # pixels
-LETTERS = 24  # of a line above a panel
-MOST = 64  # pictures of a sheet that are drawn as one batch
+LETTERS = 24  # per line of a column title
+FRAME_MS, LAST_MS = 80, 2000
+MAX_IMAGES = 64  # of a sheet, which is generated as one batch
 
 
-def sides(option: str, typed: str, example: str) -> tuple[int, int]:
-    """Rows and columns, typed as 4x4. Raises ValueError for what is no size."""
+def parse_size(option: str, typed: str, example: str) -> tuple[int, int]:
+    """Parse rows and columns such as "4x4". Raises ValueError for any other text."""
     found = typed.lower().split("x")
     if len(found) != 2 or not all(side.isdigit() and int(side) for side in found):
         raise ValueError(f"{option} {typed} is no size; give rows and columns, such as {example}")
     return int(found[0]), int(found[1])
 
 
-def rows_and_columns(grid: str | None) -> tuple[int, int]:
-    """Of a sheet of pictures; one if nothing is said. Raises ValueError for too many."""
+def parse_grid(grid: str | None) -> tuple[int, int]:
+    """Parse the grid of a sheet; default: one image. Raises ValueError for too many images."""
     if grid is None:
         return 1, 1
-    rows, columns = sides("--grid", grid, "4x4")
-    if rows * columns > MOST:
+    rows, columns = parse_size("--grid", grid, "4x4")
+    if rows * columns > MAX_IMAGES:
         raise ValueError(
-            f"--grid {grid} is a sheet of {rows * columns} pictures, drawn as one batch; {MOST} "
-            f"are the most. For the size of one picture, if the model has --codes, give --codes "
+            f"--grid {grid} is a sheet of {rows * columns} images, generated as one batch; give at "
+            f"most {MAX_IMAGES}. For the size of one image, if the model has --codes, give --codes "
             f"{grid}"
         )
     return rows, columns
 
 
 class SheetFormatter:
-    """Asks for pictures: a sheet of each prompt, shown as one file."""
+    """Base of formatters of image models: a sheet of each prompt, saved as one file."""
 
     sheet: tuple[int, int]  # rows and columns
     sampling: dict[str, Any]  # arguments of every call
 
-    def sheets_of(self, prompts: Sequence[str]) -> list[str]:
-        """Every prompt as often as a sheet has room. Raises ValueError for an empty one."""
-        return [one for one in checked(prompts) for _ in range(prod(self.sheet))]
+    def repeat_prompts(self, prompts: Sequence[str]) -> list[str]:
+        """Repeat every prompt for all cells of a sheet. Raises ValueError for an empty one."""
+        return [one for one in check_prompts(prompts) for _ in range(prod(self.sheet))]
 
     def text(self, output: Any) -> None:
-        """None: a picture says nothing."""
+        """None: images have no text."""
         return None
 
     def data(self, output: Any) -> dict[str, Any]:
-        """How the pictures were sampled."""
+        """Return the sampling settings."""
         return {"settings": self.sampling}
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """A sheet of the pictures."""
-        tiled(output.images, self.sheet[1]).save(path)
+        """Save a sheet of the images."""
+        tile_images(output.images, self.sheet[1]).save(path)
         return (path,)
 
 
 @dataclass(frozen=True)
 class Panel:
-    """A picture and the lines below it."""
+    """An image and the lines below it."""
 
     picture: Image.Image
-    words: tuple[str, ...]
+    lines: tuple[str, ...]
 
 
 def sheet(columns: Mapping[str, Sequence[Panel]], titles: Sequence[str]) -> Image.Image:
-    """A row per title, a named column per way to draw; all panels have as many lines."""
-    lines = max(len(panel.words) for column in columns.values() for panel in column)
+    """Draw a row per title and a named column per method, with panels of equal height."""
+    lines = max(len(panel.lines) for column in columns.values() for panel in column)
     names = ["\n".join(wrap(name, LETTERS)) for name in columns]
     header = MARGIN + LINE * max(name.count("\n") + 1 for name in names)
     wide, high = SIDE + MARGIN, SIDE + (2 + lines) * LINE + MARGIN
@@ -90,14 +91,14 @@ def sheet(columns: Mapping[str, Sequence[Panel]], titles: Sequence[str]) -> Imag
                 pen.text((left, top), titles[index], fill="black")
             picture = panel.picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.NEAREST)
             made.paste(picture, (left, top + LINE))
-            for line, words in enumerate(panel.words):
-                place_y = top + LINE * (1 + line) + SIDE + 1
-                pen.text((left, place_y), words[:26], fill="#555555")
+            for line, text in enumerate(panel.lines):
+                y = top + LINE * (1 + line) + SIDE + 1
+                pen.text((left, y), text[:26], fill="#555555")
     return made
 
 
-def tiled(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
-    """Pictures of one size in rows of `columns`; a single one as it is."""
+def tile_images(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
+    """Tile images of one size in rows of `columns`; a single image is returned unchanged."""
     if len(pictures) == 1:
         return pictures[0]
     from torchvision.transforms.functional import pil_to_tensor, to_pil_image
@@ -106,3 +107,9 @@ def tiled(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
     tiles = [pil_to_tensor(picture.convert("RGB")) for picture in pictures]
     made: Image.Image = to_pil_image(make_grid(tiles, columns, padding=2, pad_value=255))
     return made
+
+
+def save_animation(file: Path, frames: Sequence[Image.Image]) -> None:
+    """Write frames as a looping GIF or WebP whose last frame lasts longer."""
+    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
+    frames[0].save(file, save_all=True, append_images=frames[1:], duration=durations, loop=0)

@@ -1,4 +1,4 @@
-"""What modalities share that decode token ids: a model bound to a recipe, and a request to it."""
+"""Sessions of token models, shared by modalities: a model bound to a recipe, and its requests."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
-from mmspec.errors import described
+from mmspec.errors import format_value
 from mmspec.modality import Call, Loop, Session
-from mmspec.recipe import COMPRESSIBLE, Kit, Recipe, pair, resolve
+from mmspec.recipe import COMPRESSIBLE, CTC_HEAD, Kit, Recipe, pair, resolve
 from mmspec.targets.stop import Stop
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Request
@@ -35,20 +35,22 @@ class BoundTokens:
     verifier: Verifier
     gate: Gate | None
     draft_model: BoundDraftModel | None = None  # where the recipe takes one
-    checks: bool = True  # whether a class is asked how it reads, on its first request
+    checks: bool = True  # whether the first request checks how the model class reads
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
-        own, wants = self.drafter, self.drafter.wants | self.verifier.wants
-        late = own.opens and self.backbone.words_prompts  # else the target says the first token
+        own = self.drafter
+        required_features = own.required_features | self.verifier.required_features
+        # else the target predicts the first token
+        late = own.drafts_first_token and self.backbone.has_token_prompts
         self.target = CausalTarget(
             self.backbone,
-            wants,
+            required_features,
             checks=self.checks,
-            trees=own.trees,
-            late=late,
-            at_once=late and self.gate is None,  # which might keep a draft unread
-            awaits=own.awaits,
+            uses_trees=own.uses_trees,
+            defers_prefill=late,
+            joins_prefill=late and self.gate is None,  # a gate may skip reading a draft
+            deferred_features=own.deferred_features,
         )
 
     @property
@@ -66,19 +68,19 @@ class BoundTokens:
         shared: Mapping[str, Any] | None = None,
         past: EarlierTurns | None = None,
     ) -> Call:
-        """One request in terms of the loop."""
-        batch = len(carrier(inputs))
+        """Return a request as a `Call` of the loop."""
+        batch = len(prompt_tensor(inputs))
         seed = fresh_seed() if seed is None else seed
-        noise = KeyedNoise.seeded(seed, batch, self.backbone.device, row_ids)
-        told = self.drafter.given(drafter_inputs or {}, batch)
-        request = Request(inputs, sampling, noise, stop.max_new_tokens, told, shared or {}, past)
+        noise = KeyedNoise.from_seed(seed, batch, self.backbone.device, row_ids)
+        own = self.drafter.prepare_inputs(drafter_inputs or {}, batch)
+        request = Request(inputs, sampling, noise, stop.max_new_tokens, own, shared or {}, past)
         parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
         small = () if self.draft_model is None else (self.draft_model.model,)
         return Call(parts, request, self.recipe, models=(self.model, *small))
 
 
 class TokenSession(Session):
-    """What the sessions of models of token ids have in common; each adds its calls."""
+    """Base of the sessions of token models; subclasses add their calls."""
 
     def __init__(self, bound: BoundTokens) -> None:
         self.bound, self.model, self.recipe = bound, bound.model, bound.recipe
@@ -88,7 +90,7 @@ class TokenSession(Session):
         return self.bound.drafter.sees
 
     def save(self, folder: Path) -> None:
-        """The draft model's weights. Raises ValueError for a drafter that was made by hand."""
+        """Save the weights of the draft model. Raises ValueError for a drafter object."""
         bound = self.bound
         if self.recipe.takes_drafter and bound.draft_model is None:
             raise ValueError(f"{type(bound.drafter).__name__} was made by hand and cannot be saved")
@@ -97,16 +99,14 @@ class TokenSession(Session):
 
 
 def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> BoundTokens:
-    """A recipe bound to a reader; `parts` may replace compressor, kv, tree, length and sees.
+    """Bind a recipe to a reader; `parts` may replace compressor, kv, tree, length and sees.
 
-    `actions` among them is the `ActionSpace` of a policy.
-
-    Raises ValueError for what does not fit together.
+    `parts["actions"]` is the `ActionSpace` of a policy. Raises ValueError for unsuitable parts.
     """
     compressor = parts.get("compressor")
     _check_sight(recipe, drafter, compressor, parts.get("sees"))
     _check_kv(recipe, parts.get("kv"))
-    if recipe.hears and backbone.family.ctc is None:
+    if CTC_HEAD in recipe.needs and backbone.family.ctc is None:
         raise ValueError(
             f"recipe {recipe.name or 'custom'!r} drafts with the CTC head of a recogniser's "
             f"encoder, and {type(backbone.model).__name__} has none; use it with Granite-Speech, "
@@ -123,7 +123,7 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     small = None if own else draft_model(recipe, drafter, backbone)
     reader, sees = (None, recipe.sees) if small is None else (small.reader, small.sees)
     if compressor is None and recipe.kv is None and sees not in COMPRESSIBLE:
-        recipe = replace(recipe, compressor=None)  # the recipe's own is for those that see pictures
+        recipe = replace(recipe, compressor=None)  # for multimodal drafters only
     kit = Kit(
         backbone,
         reader,
@@ -146,59 +146,59 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
 
 def _check_kv(recipe: Recipe, kv: Any) -> None:
-    """Refuse a view of the target's memory for a drafter that reads none, and none for one."""
+    """Refuse `kv` unless the drafter reads the target's cache, and "none" if it does."""
     name = recipe.name or "custom"
     if kv not in (None, "none") and recipe.kv is None:
         raise ValueError(
-            f"kv={kv!r}: the drafter of recipe {name!r} reads no memory of the target; drop kv=, "
+            f"kv={kv!r}: the drafter of recipe {name!r} reads no cache of the target; drop kv=, "
             "or use a recipe that drafts with the target's own layers (std, swift, layer-skip)"
         )
     if kv == "none" and recipe.kv is not None:
         raise ValueError(
-            f"kv='none': the drafter of recipe {name!r} has no memory but the target's; choose "
+            f"kv='none': the drafter of recipe {name!r} has no cache but the target's; choose "
             "same, sparse, text or tokens"
         )
 
 
 def _check_sight(recipe: Recipe, drafter: Any, compressor: Any, sees: Any) -> None:
-    """Refuse what says what a draft model sees, where it says nothing. Raises ValueError."""
+    """Refuse `sees` and `compressor` where they have no effect. Raises ValueError."""
     if sees is not None and not isinstance(sees, str):
         raise ValueError(f"sees={sees!r} is no text; give a view, such as 'pixels' or 'nothing'")
     given = {"sees": sees, "compressor": None if recipe.kv else compressor}
     idle = [name for name, value in given.items() if value is not None]
     if idle and drafter is None and not recipe.takes_drafter and sees != recipe.sees:
         raise ValueError(
-            f"recipe {recipe.name or 'custom'!r} takes no draft model that would see a picture; "
+            f"recipe {recipe.name or 'custom'!r} takes no draft model that could see an image; "
             f"drop {'= and '.join(idle)}="
         )
     try:
         assert compressor is None or isinstance(compressor, str) or compressor.compress
     except AttributeError:
         raise ValueError(
-            f"compressor={described(compressor)} cannot compress; give a name, such as "
+            f"compressor={format_value(compressor)} cannot compress; give a name, such as "
             "'average-pool', or an object of mmspec.compressors"
         ) from None
 
 
-def spoken(
+def run_rounds(
     call: Call, ids: Tensor, loop: Loop, streamer: Any = None
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """New tokens per row, and the round of each.
+    """Run all rounds of a call; returns the new tokens of each row, and the round of each token.
 
-    A Hugging Face streamer gets the prompt, then verified tokens, and its end whatever happens. An
-    error carries what was verified before it as `tokens`.
+    A Hugging Face streamer gets the prompt and verified tokens, and is always ended. An exception
+    has the tokens verified so far as its attribute `tokens`.
     """
     tokens: list[list[int]] = [[] for _ in range(ids.shape[0])]
     rounds: list[list[int]] = [[] for _ in range(ids.shape[0])]
     try:
         if streamer is not None:
             streamer.put(ids.cpu())
-        for kept in loop(call):
-            for row, new in enumerate(kept.tokens):
+        for round_ in loop(call):
+            for row, new in enumerate(round_.tokens):
                 tokens[row].extend(new)
-                rounds[row].extend([kept.index] * len(new))
-            if streamer is not None and kept.tokens[0]:
-                streamer.put(torch.tensor(kept.tokens[0]))
+                rounds[row].extend([round_.index] * len(new))
+            if streamer is not None and round_.tokens[0]:
+                streamer.put(torch.tensor(round_.tokens[0]))
     except BaseException as error:
         error.tokens = tokens  # type: ignore[attr-defined]
         raise
@@ -209,26 +209,26 @@ def spoken(
 
 
 def prompt_ids(inputs: Mapping[str, Any], batch: int, device: torch.device) -> Tensor:  # (B, L)
-    """The ids of a prompt; none where it was given as embeddings."""
+    """Return the ids of a prompt; L = 0 for embeddings."""
     ids = inputs.get("input_ids")
     return torch.zeros(batch, 0, dtype=torch.int64, device=device) if ids is None else ids
 
 
-def carrier(inputs: Mapping[str, Any]) -> Tensor:  # (B, L) or (B, L, D)
-    """What a prompt is carried by: embeddings where there are some, else ids."""
+def prompt_tensor(inputs: Mapping[str, Any]) -> Tensor:  # (B, L) or (B, L, D)
+    """Return the embeddings of a prompt if given, else its ids."""
     embeds = inputs.get("inputs_embeds")
     found: Tensor = inputs["input_ids"] if embeds is None else embeds
     return found
 
 
-def padded(tokens: Sequence[Sequence[int]], pad: int) -> list[list[int]]:
-    """New tokens as `generate()` returns them: finished rows padded."""
+def pad_rows(tokens: Sequence[Sequence[int]], pad: int) -> list[list[int]]:
+    """Pad new tokens to the longest row."""
     width = max(len(row) for row in tokens)
     return [list(row) + [pad] * (width - len(row)) for row in tokens]
 
 
-def first(*candidates: Any) -> int:
-    """The first id that is set; of a list of ids, its first."""
+def first_id(*candidates: Any) -> int:
+    """Return the first id that is not None (of a list: its first element); default 0."""
     for value in candidates:
         if isinstance(value, list | tuple):
             value = value[0] if value else None

@@ -1,4 +1,4 @@
-"""Pipelines of diffusers."""
+"""Diffusion pipelines of diffusers."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
 
 def owns(source: Source) -> bool:
-    """Pipelines, and single denoisers: of diffusers, so with a class but without a model type."""
+    """Pipelines and single denoisers of diffusers, which have a class but no model type."""
     is_folder = isinstance(source.given, str | Path)
     of_diffusers = is_folder and source.model_type is None and bool(source.classes)
     return of_diffusers or not {"DiffusionPipeline", "ModelMixin"}.isdisjoint(source.classes)
@@ -17,12 +17,12 @@ def owns(source: Source) -> bool:
 
 @dataclass(frozen=True)
 class DiffusionSettings:
-    """How finely to draw; the pipeline's own way where nothing is said."""
+    """Sampling settings; defaults are the pipeline's."""
 
-    steps: int | None = setting(None, "Steps of the sampler.", min=2)
-    guidance: float | None = setting(None, "Scale of guidance.", min=0)
-    words: int | None = setting(None, "Tokens of a prompt at most.", min=1)
-    grid: str | None = setting(None, "A sheet of pictures, as in 4x4.", only="generate")
+    steps: int | None = setting(None, "Steps of the scheduler.", min=2)
+    guidance: float | None = setting(None, "Guidance scale.", min=0)
+    words: int | None = setting(None, "Maximal number of prompt tokens.", min=1)
+    grid: str | None = setting(None, "A grid of images, as in 4x4.", only="generate")
 
 
 MODALITY = Modality(

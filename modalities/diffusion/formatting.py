@@ -1,4 +1,4 @@
-"""From what is typed to a call of a pipeline, and from its output to a file."""
+"""Command-line requests and output files of diffusion pipelines."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from mmspec.modalities.common import formatting, sheets
 from mmspec.modalities.diffusion import DiffusionSettings, doctor
 from mmspec.modalities.diffusion.network import Network
 
-AS_TYPED = {"use_resolution_binning": False, "clean_caption": False}  # where a pipeline has them
+UNCHANGED = {"use_resolution_binning": False, "clean_caption": False}  # if a pipeline has them
 
 
 class DiffusionFormatter(sheets.SheetFormatter):
-    """Asks one pipeline: in words, by class, or for anything where it takes neither."""
+    """Requests for one pipeline: by text, by class, or unconditional."""
 
     def __init__(
         self, source: str, model: Any, settings: DiffusionSettings, **options: Any
     ) -> None:
         self.source = source
         self.known = inspect.signature(model.__call__).parameters
-        self.sheet = sheets.rows_and_columns(settings.grid)
-        self.sampling = {name: value for name, value in AS_TYPED.items() if name in self.known}
-        said = {
+        self.sheet = sheets.parse_grid(settings.grid)
+        self.sampling = {name: value for name, value in UNCHANGED.items() if name in self.known}
+        sampling = {
             "num_inference_steps": settings.steps,
             "guidance_scale": settings.guidance,
             "max_sequence_length": settings.words,
         }
-        for name, value in said.items():
+        for name, value in sampling.items():
             if value is not None and name not in self.known:
                 raise ValueError(f"{source} ({type(model).__name__}) takes no {name}")
             if value is not None:
@@ -39,18 +39,18 @@ class DiffusionFormatter(sheets.SheetFormatter):
         model.set_progress_bar_config(disable=True)
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
-        """Pictures of the prompts, a sheet of each."""
-        asked = self.sheets_of(prompts)
+        """A request for a grid of images of each prompt."""
+        texts = self.repeat_prompts(prompts)
         if "prompt" in self.known:
-            return {"prompt": asked, **self.sampling}
+            return {"prompt": texts, **self.sampling}
         if "class_labels" in self.known:
-            classes = [formatting.class_number(one) for one in asked]
+            classes = [formatting.parse_class(one) for one in texts]
             return {"class_labels": classes, **self.sampling}
-        return {"batch_size": len(asked), **self.sampling}
+        return {"batch_size": len(texts), **self.sampling}
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A draft pipeline for a pipeline; `options` are not needed: no code of its folder runs."""
+    """The draft pipeline of a pipeline; `options` are ignored, since no remote code is run."""
     name = str(source)
     place = zoo.path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
     return DRAFT_PIPELINE.load(place, Network(model))

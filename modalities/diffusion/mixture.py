@@ -1,11 +1,11 @@
-"""Denoising chains with a known answer: mixtures of Gaussians, whose best denoiser is a formula.
+"""Denoising chains of Gaussian mixtures, whose optimal denoiser has a closed form.
 
 data = mixture(d=2, components=3, seed=0)
 denoiser = data.denoiser(GaussianKernel.ancestral(*vp_grid(20, "cosine")))
-request = ChainRequest(start, KeyedNoise.seeded(0, batch, device))
+request = ChainRequest(start, KeyedNoise.from_seed(0, batch, device))
 decode(Parts(ChainTarget(denoiser), drafter, verifier, Stop(20)), request)
 
-Recipes are certified on them: nothing is trained, and what a sampler's increments must be is known.
+Recipes are certified on them: no training is needed, and the sampler's increments are known.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from mmspec.targets.continuous.denoising import Prediction
 
 @dataclass(frozen=True)
 class Mixture:
-    """Round Gaussians of `std` around `means`, drawn with `weights`; all float64."""
+    """Isotropic Gaussians of `std` around `means`, with mixture `weights`; all float64."""
 
     means: Tensor  # (C, d)
     std: Tensor  # (C,)
@@ -34,19 +34,19 @@ class Mixture:
         return ExactDenoiser(self, kernel)
 
     def sample(self, n: int, seed: int = 0) -> Tensor:  # (n, d) float32
-        """Draws of the data themselves."""
-        draw = torch.Generator().manual_seed(seed)
-        which = torch.multinomial(self.weights, n, replacement=True, generator=draw)
-        eps = torch.randn(n, self.means.shape[1], generator=draw, dtype=torch.float64)
-        return (self.means[which] + self.std[which, None] * eps).float()
+        """Samples of the data."""
+        generator = torch.Generator().manual_seed(seed)
+        component = torch.multinomial(self.weights, n, replacement=True, generator=generator)
+        eps = torch.randn(n, self.means.shape[1], generator=generator, dtype=torch.float64)
+        return (self.means[component] + self.std[component, None] * eps).float()
 
     def log_density(self, x: Tensor, alpha: float = 1.0, sigma: float = 0.0) -> Tensor:
-        """log p of alpha x0 + sigma eps at x (..., d) -> (...); of the data unless told."""
+        """log p of alpha x0 + sigma eps at x (..., d) -> (...); default: the data."""
         a, s = (torch.tensor(value, dtype=torch.float64) for value in (alpha, sigma))
         return self._parts(x.double(), a, s).logsumexp(-1)
 
     def component(self, x: Tensor) -> Tensor:  # (n, d) -> (n,)
-        """The likeliest component of clean samples."""
+        """The most likely component of clean samples."""
         one = torch.ones((), dtype=torch.float64)
         return self._parts(x.double(), one, 0 * one).argmax(-1)
 
@@ -69,7 +69,7 @@ class Mixture:
 
 @dataclass(frozen=True)
 class ExactDenoiser:
-    """The posterior mean of a mixture; every state is computed on its own."""
+    """The posterior mean of a mixture, computed per state."""
 
     data: Mixture
     kernel: GaussianKernel
@@ -82,26 +82,26 @@ class ExactDenoiser:
 
 
 def mixture(d: int, components: int, seed: int, std: float = 0.3) -> Mixture:
-    """Means about 2 away from each other whatever `d`, unequal weights and widths."""
-    draw = torch.Generator().manual_seed(seed)
-    means = torch.randn(components, d, generator=draw, dtype=torch.float64) * math.sqrt(2 / d)
-    spread = std * (0.75 + 0.5 * torch.rand(components, generator=draw, dtype=torch.float64))
-    weights = 0.5 + torch.rand(components, generator=draw, dtype=torch.float64)
+    """A random mixture: means about 2 apart for any `d`, unequal weights and widths."""
+    generator = torch.Generator().manual_seed(seed)
+    means = torch.randn(components, d, generator=generator, dtype=torch.float64) * math.sqrt(2 / d)
+    spread = std * (0.75 + 0.5 * torch.rand(components, generator=generator, dtype=torch.float64))
+    weights = 0.5 + torch.rand(components, generator=generator, dtype=torch.float64)
     return Mixture(means, spread, weights / weights.sum())
 
 
 def vp_grid(
     n: int, schedule: Literal["linear", "cosine"] = "cosine"
 ) -> tuple[Tensor, Tensor]:  # alpha and sigma, (n + 1,) each
-    """Variance preserving, noise first, data (alpha 1, sigma 0) last.
+    """Variance-preserving levels, noise first, data (alpha 1, sigma 0) last.
 
-    "linear" is the 1000-step DDPM schedule read at n of its steps, "cosine" that of iDDPM.
+    "linear" is the 1000-step DDPM schedule at n of its steps, "cosine" that of iDDPM.
     """
     if schedule == "linear":
-        kept = (1 - torch.linspace(1e-4, 2e-2, 1000, dtype=torch.float64)).cumprod(0)
-        kept = kept[torch.linspace(999, 999 // n, n).round().long()]
+        signal = (1 - torch.linspace(1e-4, 2e-2, 1000, dtype=torch.float64)).cumprod(0)
+        signal = signal[torch.linspace(999, 999 // n, n).round().long()]
     else:
         time = torch.linspace(1, 0, n + 1, dtype=torch.float64)[:-1].clamp_max(0.995)
-        kept = torch.cos((time + 0.008) / 1.008 * math.pi / 2) ** 2
-    kept = torch.cat([kept, kept.new_ones(1)])
-    return kept.sqrt(), (1 - kept).sqrt()
+        signal = torch.cos((time + 0.008) / 1.008 * math.pi / 2) ** 2
+    signal = torch.cat([signal, signal.new_ones(1)])
+    return signal.sqrt(), (1 - signal).sqrt()

@@ -1,4 +1,4 @@
-"""The form of what networks return, and random numbers in that form."""
+"""The format of network outputs, and random outputs in that format."""
 
 from __future__ import annotations
 
@@ -10,33 +10,33 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.drafters.forecast.features import like, tensors
-from mmspec.modalities.diffusion.conditions import NetworkCall, stacked
+from mmspec.drafters.forecast.features import rebuild_output, tensors
+from mmspec.modalities.diffusion.conditions import NetworkCall, stack_states
 
 
 @dataclass(frozen=True)
-class Outline:
-    """How the output of a denoising network is shaped and wrapped, whatever the size of states."""
+class DenoiserOutput:
+    """Shape and container of a denoising network's output, relative to the size of the states."""
 
     ratios: tuple[tuple[int, int], ...]  # output to input size per axis of E
     example: Any
 
     @classmethod
-    def of(cls, example: Any, output: Sequence[int], states: Sequence[int]) -> Outline:
-        """Of an output of the shape `output` for states of the shape `states`, without rows."""
+    def of(cls, example: Any, output: Sequence[int], states: Sequence[int]) -> DenoiserOutput:
+        """From the shapes of an output and its states, without rows."""
         return cls(tuple(zip(output, states, strict=True)), example)
 
     def random(self, call: NetworkCall, seed: int) -> list[Tensor]:  # one of (rows, *E'), float32
-        """Numbers in the shape of the output of `call`.
+        """Random numbers in the shape of the output of `call`.
 
-        Rows have a part in common, and every place along every axis a scale of its own: so a norm,
-        a deviation or a projection, over whatever axes, comes out differently in every draw, where
-        that of plain normal numbers would hardly move.
+        Rows share a component, and every index of every axis has its own scale. So a norm, standard
+        deviation or projection over any axes differs between draws, whereas that of plain normal
+        numbers would be almost constant.
         """
-        inner = call.shown.shape[1:]
+        inner = call.recorded_states.shape[1:]
         pairs = zip(inner, self.ratios, strict=True)
         shape = (call.rows, *(size * out // into for size, (out, into) in pairs))
-        device, column = call.shown.device, (call.rows, *(1,) * len(inner))
+        device, column = call.recorded_states.device, (call.rows, *(1,) * len(inner))
         generator = torch.Generator(device).manual_seed(seed)
         normal = functools.partial(torch.randn, generator=generator, device=device)
         made = normal(shape) + normal(column) * normal(shape[1:])
@@ -45,7 +45,7 @@ class Outline:
             made *= scale.reshape(-1, *(1,) * (len(shape) - axis - 1))
         return [made + normal(column)]
 
-    def wrapped(self, parts: Sequence[Tensor]) -> Any:
+    def wrap_output(self, parts: Sequence[Tensor]) -> Any:
         """The output as the network would return it."""
         example, made = self.example, parts[0]
         if isinstance(example, Tensor):
@@ -57,34 +57,34 @@ class Outline:
 
 
 @dataclass(frozen=True)
-class Shapes:
-    """The shapes of all tensors that a ControlNet computes for states of one size."""
+class ControlNetOutput:
+    """Shapes of all tensors in a ControlNet's output, for states of one size."""
 
     sizes: tuple[torch.Size, ...]  # without rows
     example: Any
 
     @classmethod
-    def of(cls, example: Any, rows: int) -> Shapes:
-        """Read off an output for so many rows. Raises ValueError where some tensor has others."""
+    def of(cls, example: Any, rows: int) -> ControlNetOutput:
+        """From an output for `rows` rows. Raises ValueError for tensors with another number."""
         found = tensors(example)
         if any(part.dim() == 0 or len(part) != rows for part in found):
             raise ValueError(f"tensors of the shapes {[tuple(part.shape) for part in found]}")
         return cls(tuple(part.shape[1:] for part in found), example)
 
     def random(self, call: NetworkCall, seed: int) -> list[Tensor]:  # (rows, *size) each
-        """Normal numbers in these shapes."""
-        device, kinds = call.shown.device, [part.dtype for part in tensors(self.example)]
+        """Random normal numbers in these shapes."""
+        device, kinds = call.recorded_states.device, [part.dtype for part in tensors(self.example)]
         generator = torch.Generator(device).manual_seed(seed)
         return [
             torch.randn((call.rows, *size), generator=generator, device=device).to(kind)
             for size, kind in zip(self.sizes, kinds, strict=True)
         ]
 
-    def wrapped(self, parts: Sequence[Tensor]) -> Any:
+    def wrap_output(self, parts: Sequence[Tensor]) -> Any:
         """The output as the network would return it."""
-        return like(self.example, list(parts))
+        return rebuild_output(self.example, list(parts))
 
 
-def content(output: Any) -> Tensor:
-    """The prediction in the output of a denoising network."""
-    return stacked(output if isinstance(output, Tensor) else output[0])
+def read_prediction(output: Any) -> Tensor:
+    """The prediction tensor in the output of a denoising network."""
+    return stack_states(output if isinstance(output, Tensor) else output[0])

@@ -1,7 +1,8 @@
-"""What the output of a denoising network says about the clean sample.
+"""Convert outputs of a denoising network to predictions of the clean sample.
 
-Networks predict the noise, the clean sample, a velocity or a flow; all are linear in the state and
-the output, so two tables over the steps serve them all. Clipping and thresholding come after.
+Networks predict the noise, the clean sample, a velocity or a flow. The clean sample is linear in
+state and output for all of them, given by two tables over the steps, before clipping and
+thresholding.
 """
 
 from __future__ import annotations
@@ -19,19 +20,19 @@ KINDS = ("epsilon", "sample", "v_prediction", "flow_prediction")
 
 
 class Limit(Protocol):
-    """Keeps predicted clean samples in their range, each row on its own."""
+    """Limits predicted clean samples to their range, per row."""
 
     def __call__(self, clean: Tensor) -> Tensor: ...  # (R, *E) -> (R, *E)
 
 
 @dataclass(frozen=True)
 class Clip:
-    """Into [-most, most]."""
+    """Clip to [-max_value, max_value]."""
 
-    most: float
+    max_value: float
 
     def __call__(self, clean: Tensor) -> Tensor:
-        return clean.clamp(-self.most, self.most)
+        return clean.clamp(-self.max_value, self.max_value)
 
 
 @dataclass(frozen=True)
@@ -39,10 +40,10 @@ class DynamicThreshold:
     """Clip at a quantile of the row, then scale to [-1, 1] (Imagen, Saharia et al. 2022, 2.3)."""
 
     quantile: float
-    most: float
+    max_value: float
 
     def __call__(self, clean: Tensor) -> Tensor:
-        bound = clean.flatten(1).abs().quantile(self.quantile, dim=1).clamp(1, self.most)
+        bound = clean.flatten(1).abs().quantile(self.quantile, dim=1).clamp(1, self.max_value)
         bound = bound.reshape(-1, *(1,) * (clean.dim() - 1))
         return clean.clamp(-bound, bound) / bound
 
@@ -67,11 +68,11 @@ class PredictedStd:
 
 
 @dataclass(frozen=True)
-class PredictionReading:
-    """Turns network outputs into predictions: clean = from_state x + from_output output.
+class PredictionConverter:
+    """Converts network outputs to predictions: clean = from_state x + from_output output.
 
-    `rest` (N,) is for samplers that limit the clean sample but go on with the unlimited noise
-    (DDIM): b clean' = b clean + rest (limited - clean) makes up a clean' whose mean is theirs.
+    `rest` (N,) is for samplers that limit the clean sample but keep the unlimited noise (DDIM):
+    b clean' = b clean + rest (limited - clean) defines a clean' with the same mean.
     """
 
     from_state: Tensor  # (N,)
@@ -79,21 +80,21 @@ class PredictionReading:
     limit: Limit | None = None
     rest: Tensor | None = None  # (N,), already divided by b
     std: PredictedStd | None = None
-    ignores_variance: bool = False  # whether the output has a second half of no use
+    ignores_variance: bool = False  # whether the output has an unused second half
 
     @classmethod
-    def of(cls, kind: str, alpha: Tensor, sigma: Tensor) -> PredictionReading:  # (N,) each
+    def of(cls, kind: str, alpha: Tensor, sigma: Tensor) -> PredictionConverter:  # (N,) each
         """Outputs of a `kind` of KINDS, for states alpha x0 + sigma eps.
 
-        States need not have variance 1: a network that predicts noise or velocity is shown, and
-        speaks of, the state scaled to it.
+        States need not have variance 1: input and output of a network that predicts noise or
+        velocity refer to the state scaled to variance 1.
         """
         alpha, sigma = alpha.double(), sigma.double()
         if kind == "epsilon":
             if bool((alpha == 0).any()):
                 raise ValueError(
-                    "the first state is pure noise (zero terminal SNR), and a network that "
-                    "predicts epsilon says nothing about the clean sample there; use "
+                    "the first state is pure noise (zero terminal SNR), where an epsilon "
+                    "prediction does not determine the clean sample; use "
                     'prediction_type="v_prediction" or timestep_spacing="leading"'
                 )
             return cls(1 / alpha, -sigma / alpha)
@@ -104,7 +105,7 @@ class PredictionReading:
             return cls(alpha / scale, -sigma / scale.sqrt())
         if kind == "flow_prediction":
             return cls(torch.ones_like(alpha), -sigma)
-        raise ValueError(f"prediction_type={kind!r} is none of {', '.join(KINDS)}")
+        raise ValueError(f"prediction_type={kind!r} must be one of {', '.join(KINDS)}")
 
     def __call__(
         self, output: Tensor, states: Tensor, step: Tensor, kernel: GaussianKernel
@@ -135,7 +136,7 @@ class PredictionReading:
 
 
 def _halves(output: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
-    """Prediction and variance, side by side on the channel axis of the output."""
+    """Split an output into prediction and variance along the channel axis."""
     channels = states.shape[1]
     if output.shape[1] != 2 * channels:
         raise ValueError(

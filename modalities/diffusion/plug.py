@@ -1,4 +1,4 @@
-"""Pipelines of diffusers: called as the pipeline is."""
+"""Sessions of diffusers pipelines, which are called like the pipeline."""
 
 from __future__ import annotations
 
@@ -10,21 +10,22 @@ from typing import Any, Protocol
 
 import torch
 
+from mmspec import zoo
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.denoising.window import Window
-from mmspec.errors import check_number, described, unknown_message
-from mmspec.modalities.diffusion.chains import ChainRunner
-from mmspec.modalities.diffusion.forecasts import ForecastRunner
-from mmspec.modalities.diffusion.loading import load_pipeline
+from mmspec.errors import check_number, format_value, unknown_message
+from mmspec.modalities.diffusion.accelerated import AcceleratedPipeline
 from mmspec.modalities.diffusion.network import Network
+from mmspec.modalities.diffusion.runners import ChainRunner, ForecastRunner
 from mmspec.modality import Loop, Session
+from mmspec.models.loading import load_pipeline
 from mmspec.recipe import Recipe
 
 COUNTS = ("num_inference_steps", "batch_size", "num_images_per_prompt", "num_videos_per_prompt")
 
 
 class PipelineRunner(Protocol):
-    """How a recipe runs a pipeline; `own` are the arguments it takes beside the pipeline's."""
+    """Runs a pipeline with a recipe; `own` are the arguments in addition to the pipeline's."""
 
     @property
     def own(self) -> tuple[str, ...]: ...
@@ -36,14 +37,14 @@ class PipelineRunner(Protocol):
 class PipelineSession(Session):
     """A pipeline bound to a recipe that decodes latents.
 
-    Beside the pipeline's own arguments a call takes `seed`. Recipes that sample chains also take
-    `row_ids` (one per picture: its noise depends on seed and id alone, not on its batch), and `eta`
-    or `churn`, which make a deterministic scheduler draw noise. The first noise comes from `seed`
-    too, unless `latents` or `generator` is given. Recipes that forecast within the network keep the
-    pipeline's own loop: they have no rounds to watch or to stream.
+    A call takes the pipeline's arguments and `seed`. Recipes that sample chains also take `row_ids`
+    (one per image: its noise depends on seed and id only, not on its batch), and `eta` or `churn`,
+    which make a deterministic scheduler draw noise. The initial noise comes from `seed` too, unless
+    `latents` or `generator` is given. Recipes that forecast network outputs keep the pipeline's
+    loop: they have no rounds to observe or to stream.
     """
 
-    calls = ("__call__", "generate")
+    interface = AcceleratedPipeline
 
     def __init__(
         self, pipe: Any, recipe: Recipe, small: BoundDraftModel | None, max_rows: int | None
@@ -65,10 +66,10 @@ class PipelineSession(Session):
         return str(self.model.name_or_path or "") or None  # diffusers keeps a Path as a Path
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
-        """What the pipeline returns, with `stats` on it.
+        """The pipeline's output, with `stats` attached.
 
-        Raises ValueError for arguments that are not known, for those that need steps in their
-        order, and where an exact recipe meets a scheduler that draws no noise.
+        Raises ValueError for unknown arguments, for arguments that need sequential steps, and for
+        an exact recipe with a deterministic scheduler.
         """
         given, own = self._split(args, arguments)
         _check_call(given)
@@ -78,14 +79,14 @@ class PipelineSession(Session):
         return output
 
     def save(self, folder: Path) -> None:
-        """The draft pipeline, where there is one."""
+        """Save the draft pipeline, if there is one."""
         if self.draft_model is not None:
             self.draft_model.save(folder, Network(self.model), None)
 
     def _split(
         self, args: Sequence[Any], arguments: Mapping[str, Any]
     ) -> tuple[dict[str, Any], dict[str, Any]]:
-        """The pipeline's arguments, by name and with its defaults, and ours."""
+        """Split arguments into the pipeline's, with its defaults, and the runner's."""
         known = {k: one for k, one in self.parameters.items() if one.kind is not one.VAR_KEYWORD}
         extra = [name for name in self.runner.own if name not in known]
         unknown = sorted(set(arguments) - {*known, *extra})
@@ -93,11 +94,13 @@ class PipelineSession(Session):
             where = f"{type(self.model).__name__}()"
             raise ValueError(unknown_message(unknown, [*known, *extra], where))
         if len(args) > len(known):
-            raise ValueError(f"{len(args)} arguments by place, but the pipeline takes {len(known)}")
+            raise ValueError(
+                f"{len(args)} positional arguments, but the pipeline takes {len(known)}"
+            )
         placed = dict(zip(known, args, strict=False))
         twice = sorted(placed.keys() & arguments.keys())
         if twice:
-            raise ValueError(f"{', '.join(twice)} is given by place and by name; give it once")
+            raise ValueError(f"{', '.join(twice)} is given by position and by name; give it once")
         theirs = {name: value for name, value in arguments.items() if name in known}
         has_default = {k: one for k, one in known.items() if one.default is not one.empty}
         defaults = {name: one.default for name, one in has_default.items()}
@@ -106,7 +109,7 @@ class PipelineSession(Session):
 
 
 def _check_call(given: Mapping[str, Any]) -> None:
-    """Refuse counts below 1, generators that are none, a beginning that is no tensor of numbers."""
+    """Check counts, generators and latents. Raises ValueError for invalid values."""
     for name in COUNTS:
         if given.get(name) is not None:
             check_number(name, given[name], 1, whole=True)
@@ -114,24 +117,24 @@ def _check_call(given: Mapping[str, Any]) -> None:
     made = generator if isinstance(generator, list) else [generator]
     if generator is not None and not all(isinstance(one, torch.Generator) for one in made):
         raise ValueError(
-            f"generator={described(generator)} is none; give a torch.Generator, a list of them, or "
-            "seed= a number"
+            f"generator={format_value(generator)} must be a torch.Generator or a list of them; or "
+            "give seed= a number"
         )
     if latents is None:
         return
     if not isinstance(latents, torch.Tensor) or not bool(torch.isfinite(latents).all()):
         raise ValueError(
-            f"latents={described(latents)} are no tensor of finite numbers; give one, or drop it"
+            f"latents={format_value(latents)} must be a tensor of finite numbers; or drop it"
         )
 
 
 def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> PipelineSession:
     """A pipeline bound to a recipe.
 
-    `window` is how many states a round moves a picture at most, or a `Window`; `tree` gives widths
-    of branching instead. `max_rows` bounds the rows of the network at a time. `drafter` is a small
-    pipeline, its folder or "zoo:NAME", where the recipe takes one; a folder may hold a denoising
-    network alone. Raises ValueError for parts that do not fit.
+    `window` is the maximal number of states per round, or a `Window`; `tree` gives branching widths
+    instead. `max_rows` limits the rows per network call. `drafter` is a draft pipeline, its folder
+    or "zoo:NAME", if the recipe takes one; a folder may hold a denoising network alone. Raises
+    ValueError for parts that do not fit.
     """
     if parts.get("max_rows") is not None:
         check_number("max_rows", parts["max_rows"], 1, whole=True, example=8)
@@ -141,25 +144,31 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
 
 
 def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
-    """The window that a user asks for; a number keeps the recipe's pace."""
+    """The requested window; a number sets the maximal length of the recipe's window."""
     if window is None and tree is None:
         return recipe.execution
     if window is not None and tree is not None:
-        raise ValueError("window= and tree= both say how far to draft; give one of them")
+        raise ValueError("window= and tree= both set the draft length; give one of them")
     if not isinstance(recipe.execution, Window):
         raise ValueError(
             f"recipe {recipe.name or 'custom'!r} drafts no window; drop window= and tree="
         )
     if tree is not None and not (isinstance(tree, list | tuple) and tree):
-        raise ValueError(f"tree={tree!r} are no widths of branching; give some, as in [2, 2, 2]")
+        raise ValueError(f"tree={tree!r} must be a list of branching widths, as in [2, 2, 2]")
     if tree is not None:
         return Window.tree(tree)
     if isinstance(window, Window):
         # the recipe's verifier decides whether noiseless steps may be drafted
         return replace(window, deterministic=recipe.execution.deterministic)
-    return replace(recipe.execution, most=window)
+    return replace(recipe.execution, max_states=window)
 
 
-def load(source: str | Path, **options: Any) -> Any:
-    """A pipeline from a folder, a hub name, or "zoo:NAME"."""
-    return load_pipeline(source, **options)
+def load(source: str | Path, trust_remote_code: bool = False) -> Any:
+    """A pipeline from a folder, a hub name, or "zoo:NAME"; safetensors only.
+
+    Raises ValueError for a missing folder.
+    """
+    name = str(source)
+    if name.startswith("zoo:"):
+        return zoo.load(name.removeprefix("zoo:"))
+    return load_pipeline(name, trust_remote_code=trust_remote_code)

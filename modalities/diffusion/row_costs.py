@@ -1,4 +1,4 @@
-"""What a call of a denoising network costs by how many states it is shown."""
+"""Time of a denoising network's call by its number of states."""
 
 from __future__ import annotations
 
@@ -12,64 +12,64 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.bench.environment import seconds
+from mmspec.bench.reporting import read_clock
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modalities.diffusion.pipeline_trace import Noises, PreparedCall, perform
+from mmspec.modalities.diffusion.pipeline_trace import NoiseOptions, PreparedCall, run_pipeline
 
 STATES = (1, 2, 4, 8, 16, 32)
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds of one call by its number of states; guidance has its rows in every state."""
+    """Seconds of one call by number of states; a state includes the rows of guidance."""
 
     states: tuple[int, ...]
     seconds: tuple[float, ...]
 
     def at(self, states: float) -> float:
-        """Seconds of a call of so many states: on the line between those measured."""
+        """Seconds of a call with this many states, interpolated linearly."""
         place = min(max(bisect_left(self.states, states), 1), len(self.states) - 1)
         low, high = self.states[place - 1], self.states[place]
         below, above = self.seconds[place - 1], self.seconds[place]
         return max(below + (states - low) / (high - low) * (above - below), self.seconds[0])
 
     def relative(self) -> dict[int, float]:
-        """In units of a call of one state."""
+        """Times relative to a call of one state."""
         return dict(zip(self.states, (s / self.seconds[0] for s in self.seconds), strict=True))
 
 
 @torch.no_grad()
 def measure(
-    pipe: Any, asked: Mapping[str, Any], states: Sequence[int] = STATES, repeats: int = 5
+    pipe: Any, request: Mapping[str, Any], states: Sequence[int] = STATES, repeats: int = 5
 ) -> Costs:
-    """Time the network of a pipeline under the conditions of a call. Needs two sizes at least."""
+    """Time the network of a pipeline with the conditions of a call, at two or more sizes."""
     known = inspect.signature(pipe.__call__).parameters.values()
     defaults = {one.name: one.default for one in known if one.default is not one.empty}
     found: list[Costs] = []
 
-    def act(opening: PreparedCall) -> Tensor:
-        found.append(_timed(opening, sorted(states), repeats))
-        return opening.start
+    def sample(prepared: PreparedCall) -> Tensor:
+        found.append(_time_calls(prepared, sorted(states), repeats))
+        return prepared.start
 
-    perform(
+    run_pipeline(
         pipe,
         Network(pipe),
-        {**defaults, **asked, "output_type": "np"},
-        act,
-        Noises(deterministic=True),
+        {**defaults, **request, "output_type": "np"},
+        sample,
+        NoiseOptions(deterministic=True),
     )
     return found[0]
 
 
-def _timed(opening: PreparedCall, states: Sequence[int], repeats: int) -> Costs:
-    start, device = opening.start[:1], opening.start.device
-    taken: dict[int, list[float]] = {many: [] for many in states}
-    for lap in range(repeats + 1):
-        for many in states:
-            shown = start.repeat(many, *(1,) * (start.dim() - 1))
-            zeros = torch.zeros(many, dtype=torch.int64, device=device)
-            begun = seconds(device)
-            opening.denoiser.predict(shown, zeros, zeros)
-            if lap:  # the first is a warm-up
-                taken[many].append(seconds(device) - begun)
-    return Costs(tuple(states), tuple(median(taken[many]) for many in states))
+def _time_calls(prepared: PreparedCall, states: Sequence[int], repeats: int) -> Costs:
+    start, device = prepared.start[:1], prepared.start.device
+    times: dict[int, list[float]] = {count: [] for count in states}
+    for repeat in range(repeats + 1):
+        for count in states:
+            batch = start.repeat(count, *(1,) * (start.dim() - 1))
+            zeros = torch.zeros(count, dtype=torch.int64, device=device)
+            started = read_clock(device)
+            prepared.denoiser.predict(batch, zeros, zeros)
+            if repeat:  # the first is a warm-up
+                times[count].append(read_clock(device) - started)
+    return Costs(tuple(states), tuple(median(times[count]) for count in states))

@@ -1,7 +1,6 @@
-"""Tests of chains of a mixture: samples against samples, and the noise in every step.
+"""Statistical tests of chains of a mixture: two-sample tests, and tests of the noise in each step.
 
-Every function gives a p-value: the chance of something as odd, were the distribution right. Several
-numbers looked at together count as one test (Bonferroni).
+Functions return p-values. Several statistics in one test are combined by Bonferroni correction.
 """
 
 from __future__ import annotations
@@ -11,21 +10,21 @@ import math
 import torch
 from torch import Tensor
 
-from mmspec.bench.frequency import LEAST, p_value
+from mmspec.bench.frequency import MIN_EXPECTED, p_value
 from mmspec.bench.gaussian_tests import kolmogorov, kolmogorov_p_value, normal_p_value
 from mmspec.modalities.diffusion.mixture import Mixture
-from mmspec.modalities.diffusion.toys import ChainSetting
+from mmspec.modalities.diffusion.tiny_models import ChainSetting
 
-DIRECTIONS = 4  # random ones, besides the axes
+DIRECTIONS = 4  # random directions in addition to the axes
 
 
-def cells(data: Mixture, left: Tensor, right: Tensor) -> float:  # (n, d), (m, d)
-    """Equal shares of two samples in the cells of space: component, and which way from its mean."""
+def cell_p_value(data: Mixture, left: Tensor, right: Tensor) -> float:  # (n, d), (m, d)
+    """Chi-square test of two samples over cells: component, and quadrant around its mean."""
     counts = [
         torch.bincount(_cell(data, one), minlength=4 * len(data.weights)).double()
         for one in (left, right)
     ]
-    rare = counts[0] + counts[1] < 2 * LEAST
+    rare = counts[0] + counts[1] < 2 * MIN_EXPECTED
     counts = [torch.cat((c[~rare], c[rare].sum()[None])) for c in counts]
     both = counts[0] + counts[1]
     counts, both = [c[both > 0] for c in counts], both[both > 0]
@@ -34,39 +33,39 @@ def cells(data: Mixture, left: Tensor, right: Tensor) -> float:  # (n, d), (m, d
     return p_value(float(statistic.sum()), len(both) - 1)
 
 
-def lines(data: Mixture, left: Tensor, right: Tensor) -> float:  # (n, d), (m, d)
-    """Equal distribution along the axes, along random lines, and of the density (KS)."""
-    found = [kolmogorov(a, b) for a, b in zip(*_seen(data, left, right), strict=True)]
+def projection_p_value(data: Mixture, left: Tensor, right: Tensor) -> float:  # (n, d), (m, d)
+    """KS tests of two samples along the axes, random directions, and of the log density."""
+    found = [kolmogorov(a, b) for a, b in zip(*_project(data, left, right), strict=True)]
     return min(1.0, len(found) * min(p for _, p in found))
 
 
-def distance(data: Mixture, left: Tensor, right: Tensor) -> tuple[float, float]:
-    """Largest gap between distribution functions along those lines, and the mean gap by chance.
+def projection_distance(data: Mixture, left: Tensor, right: Tensor) -> tuple[float, float]:
+    """Largest KS distance over those projections, and the mean distance expected by chance.
 
-    The latter is that of one line; the largest of several is somewhat more.
+    The latter is for one projection; the largest of several is somewhat larger.
     """
-    found = [kolmogorov(a, b)[0] for a, b in zip(*_seen(data, left, right), strict=True)]
+    found = [kolmogorov(a, b)[0] for a, b in zip(*_project(data, left, right), strict=True)]
     return max(found), 0.87 * math.sqrt(
         1 / len(left) + 1 / len(right)
     )  # mean of the KS distribution
 
 
-def increments(setting: ChainSetting, states: Tensor) -> float:  # (B, N + 1, d)
-    """The noise in every step of chains, by the target's own mean, is fresh and standard normal.
+def increment_p_value(setting: ChainSetting, states: Tensor) -> float:  # (B, N + 1, d)
+    """Test that the noise of every step, given the target's mean, is independent standard normal.
 
-    Its mean and variance, in all directions and in the one in which predictions turn (where
-    couplings act), correlation of neighbouring steps, and its distribution function.
+    Tests mean and variance, over all directions and along the change of the prediction (where
+    couplings act), the correlation of adjacent steps, and the distribution function.
     """
     kernel, states = setting.kernel, states.double()
     random = [step for step, draws in enumerate(kernel.is_random) if draws]
     steps = torch.tensor(random).expand(len(states), -1)  # (B, M)
     rows = torch.arange(len(states))[:, None].expand_as(steps)
     here, after = states[:, random], states[:, [step + 1 for step in random]]
-    seen = setting.denoiser.predict(here.flatten(0, 1), steps.flatten(), rows.flatten())
-    clean = seen.clean.view_as(here)
-    noise = (after - kernel.mean(here, clean, steps)) / kernel.deviation(steps, here)
-    turn = clean[:, 1:] - clean[:, :-1]
-    along = (noise[:, 1:] * turn).sum(-1) / turn.norm(dim=-1).clamp_min(1e-12)
+    prediction = setting.denoiser.predict(here.flatten(0, 1), steps.flatten(), rows.flatten())
+    clean = prediction.clean.view_as(here)
+    noise = (after - kernel.mean(here, clean, steps)) / kernel.std_at(steps, here)
+    change = clean[:, 1:] - clean[:, :-1]
+    along = (noise[:, 1:] * change).sum(-1) / change.norm(dim=-1).clamp_min(1e-12)
     neighbours = (noise[:, 1:] * noise[:, :-1]).sum(-1)
     scores = (
         along.sum() / along.numel() ** 0.5,
@@ -84,16 +83,16 @@ def increments(setting: ChainSetting, states: Tensor) -> float:  # (B, N + 1, d)
 
 
 def _cell(data: Mixture, x: Tensor) -> Tensor:  # (n, d) -> (n,)
-    which = data.component(x)
-    away = x.double() - data.means[which] > 0
-    return 4 * which + 2 * away[:, 0].long() + away[:, 1].long()
+    component = data.component(x)
+    away = x.double() - data.means[component] > 0
+    return 4 * component + 2 * away[:, 0].long() + away[:, 1].long()
 
 
-def _seen(data: Mixture, left: Tensor, right: Tensor) -> tuple[list[Tensor], list[Tensor]]:
-    """What is compared of two samples: numbers, one tensor (n,) each."""
+def _project(data: Mixture, left: Tensor, right: Tensor) -> tuple[list[Tensor], list[Tensor]]:
+    """Scalar projections of two samples, one tensor (n,) each."""
     d = left.shape[1]
-    draw = torch.Generator().manual_seed(0)
-    lines = torch.cat((torch.eye(d), torch.randn(DIRECTIONS, d, generator=draw))).double()
+    generator = torch.Generator().manual_seed(0)
+    lines = torch.cat((torch.eye(d), torch.randn(DIRECTIONS, d, generator=generator))).double()
     first, second = (
         [*(x.double() @ lines.T).unbind(1), data.log_density(x)] for x in (left, right)
     )

@@ -1,4 +1,4 @@
-"""Models that draw with picture tokens."""
+"""Models that generate images as discrete image tokens."""
 
 from __future__ import annotations
 
@@ -10,51 +10,51 @@ from importlib.metadata import EntryPoint, entry_points
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
 GROUP = "mmspec.drawing_models"
-_KINDS = ("emu3", "janus", "llamagen")
-_DRAWS = "ChameleonForImageGeneration"  # transformers' own Chameleon only writes
+_MODEL_TYPES = ("emu3", "janus", "llamagen")
+_CHAMELEON_CLASS = "ChameleonForImageGeneration"  # transformers' own Chameleon only writes
 
 
-def strangers() -> tuple[EntryPoint, ...]:
-    """Drawing models of other packages: by `model_type`, each leads to a `DrawingModel`."""
-    return _installed(tuple(sys.path))
+def read_entry_points() -> tuple[EntryPoint, ...]:
+    """Image models of other packages, named by `model_type`; each refers to a `DrawingModel`."""
+    return _read_entry_points(tuple(sys.path))
 
 
 @lru_cache(maxsize=4)
-def _installed(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
-    """Reads the metadata of every installed package, so once for a search path."""
+def _read_entry_points(path: tuple[str, ...]) -> tuple[EntryPoint, ...]:
+    """Cached per search path, because it reads the metadata of every installed package."""
     return tuple(entry_points(group=GROUP))
 
 
 def owns(source: Source) -> bool:
-    """Families with picture tokens; Chameleon only in the class that draws."""
-    kinds = (*_KINDS, *(point.name for point in strangers()))
-    return source.model_type in kinds or _DRAWS in source.classes
+    """Families with image tokens; Chameleon only in the class that generates images."""
+    kinds = (*_MODEL_TYPES, *(point.name for point in read_entry_points()))
+    return source.model_type in kinds or _CHAMELEON_CLASS in source.classes
 
 
 @dataclass(frozen=True)
 class ImageSettings:
-    """How freely and how large to draw, and what to show and to judge."""
+    """Sampling, image size, and what the commands write and score."""
 
     temperature: float = setting(1.0, "0 is greedy.", min=0)
-    guidance: float | None = setting(None, "The published scale if not said, 1 = none.", min=0)
+    guidance: float | None = setting(None, "Default: the published scale; 1 = none.", min=0)
     codes: str | None = setting(
-        None, "Size of one picture in codes, rows x columns as in 24x24, if it can vary."
+        None, "Size of one image in codes, rows x columns as in 24x24, if it can vary."
     )
-    grid: str | None = setting(None, "A sheet of pictures, as in 4x4.", only="generate")
+    grid: str | None = setting(None, "A grid of images, as in 4x4.", only="generate")
     steps_map: str | None = setting(
         None,
-        "A file for a map of the round each patch came in.",
+        "File for a map of the round in which each patch was accepted.",
         only="generate",
         writes=PICTURE_FILES,
     )
     animation: str | None = setting(
         None,
-        "A file for the picture as it comes, a frame per round.",
+        "File for an animation of the generation, one frame per round.",
         only="generate",
         writes=(".gif", ".webp"),
     )
     pictures: int = setting(
-        128, "How many the judge looks at; 0 = those that are timed.", min=0, only="bench"
+        128, "Number of images that are scored; 0 = those that are timed.", min=0, only="bench"
     )
 
 
@@ -67,5 +67,6 @@ MODALITY = Modality(
     owns=owns,
     zoo=Entry.read_entries(__name__),
     files=PICTURE_FILES,
+    offers=("image tokens", "codebook"),
     parts=("compressor", "tree", "length", "sees", "processor"),
 )

@@ -1,6 +1,6 @@
-"""Chameleon weights that draw: Anole's plain raster, Lumina-mGPT's rows with newlines.
+"""Image generation with Chameleon weights: Anole's plain raster, Lumina-mGPT's rows with newlines.
 
-The prompt ends with begin-of-image; unconditional is that token alone (Liu et al. 2024).
+The prompt ends with begin-of-image; the unconditional prompt is that token alone (Liu et al. 2024).
 """
 
 from __future__ import annotations
@@ -12,22 +12,25 @@ from typing import Any
 import torch
 
 from mmspec.codes.grid import Grid
-from mmspec.codes.image_family import ImageFamily, codebook, encoder
-from mmspec.modalities.image.drawing import spoken, token_request
+from mmspec.codes.image_family import ImageFamily, make_codebook, make_encoder
+from mmspec.modalities.image.generation import token_request, tokenize_prompts
 from mmspec.models.chameleon import ChameleonForImageGeneration
-from mmspec.targets.readers.family import Family
+from mmspec.targets.readers.reader import Family
 
 NEWLINE, END, SIZES = 8803, 8196, 8804  # Lumina-mGPT: row end, image end, first size token
 SHRINKS = 16  # pixels per code
 
 
 def image_family(model: ChameleonForImageGeneration) -> ImageFamily:
-    """How a Chameleon draws: rows of codes, as Anole does; for newlines give `grid=lumina(...)`."""
+    """The image family of a Chameleon: rows of codes as in Anole.
+
+    For rows with newlines pass `grid=lumina(...)`.
+    """
     mapping: Any = model.model.vocabulary_mapping
     vq: Any = model.model.vqmodel
     name = type(model).__name__
     codes = torch.tensor([token for _, token in sorted(mapping.img2bpe.items())])
-    book = codebook(name, vq.quantize.embedding.weight, codes, model.config.vocab_size)
+    book = make_codebook(name, vq.quantize.embedding.weight, codes, model.config.vocab_size)
     vision: Any = model.config.vq_config
     side = vision.resolution // SHRINKS
 
@@ -44,15 +47,15 @@ def image_family(model: ChameleonForImageGeneration) -> ImageFamily:
         inputs=("input_ids", "attention_mask"),
         request=partial(token_request, model, model.config.vocab_size),
         unconditional=unconditional,
-        words=words,
-        encode=encoder(vq, book),
+        tokenize_prompts=words,
+        encode=make_encoder(vq, book),
     )
 
 
 def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]:
-    """Prompts with begin-of-image behind them."""
+    """Prompts followed by begin-of-image."""
     texts = [f"{text}{processor.image_start_token}" for text in texts]
-    return spoken(processor, texts, return_for_text_completion=True)
+    return tokenize_prompts(processor, texts, return_for_text_completion=True)
 
 
 def lumina(
@@ -63,9 +66,9 @@ def lumina(
     end: int = END,
     sizes: int = SIZES,
 ) -> Grid:
-    """Lumina-mGPT's layout: two size tokens, rows that end with a newline, image end.
+    """The layout of Lumina-mGPT: two size tokens, rows that end with a newline, image end.
 
-    A size token counts steps of two codes. Raises ValueError for odd sizes.
+    A size token counts in steps of two codes. Raises ValueError for odd sizes.
     """
     if height % 2 or width % 2:
         raise ValueError(
@@ -85,7 +88,7 @@ def unconditional(inputs: Mapping[str, Any]) -> dict[str, Any]:
 FAMILY = Family(
     "Chameleon",
     ("pixel_values",),
-    direct=True,
+    is_direct=True,
     placeholders=("image_token_id",),
     image_family=image_family,
 )

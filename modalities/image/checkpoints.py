@@ -1,4 +1,4 @@
-"""Load the picture-token checkpoints of the zoo."""
+"""Load the bundled image-token checkpoints."""
 
 from __future__ import annotations
 
@@ -9,12 +9,11 @@ import torch
 
 from mmspec.modality import Entry
 from mmspec.models.heads.feature_head import load_head
-from mmspec.zoo.catalogue import path
-from mmspec.zoo.loading import load_folder, load_processor
+from mmspec.zoo.catalogue import load_folder, load_processor, path
 
 
 def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:
-    """A Janus, or the `FeatureHead` that continues the states of one."""
+    """A Janus model, or a `FeatureHead` that drafts from the hidden states of one."""
     if entry.sees != "target-states":
         return load_folder(folder, sees=True, dtype=dtype)
     head: Any = load_head(folder)
@@ -22,7 +21,7 @@ def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:
 
 
 def processor(entry: Entry, folder: Path) -> Any:
-    """The processor of Janus; of a head, that of its target."""
+    """The Janus processor; for a head, that of its target."""
     if entry.sees != "target-states":
         return load_processor(folder, sees=True)
     assert entry.target is not None

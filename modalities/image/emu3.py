@@ -1,8 +1,8 @@
-"""Emu3 draws with its language model's own head: picture tokens are words of the vocabulary.
+"""Emu3 generates with its language model head: image tokens are part of the text vocabulary.
 
-Wang et al. 2024. A row of codes ends with EOL; behind the last row come end-of-frame, end-of-image
-and end-of-sequence. The prompt is the processor's (`return_for_image_generation=True`) and names
-height and width, so the grid must be the one that it names.
+Wang et al. 2024. A row of codes ends with EOL; the last row is followed by end-of-frame,
+end-of-image and end-of-sequence. The prompt is the processor's (`return_for_image_generation=True`)
+and contains height and width, so the grid must have that size.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.codes.image_family import ImageFamily, codebook
-from mmspec.modalities.image.drawing import spoken, token_request
-from mmspec.targets.readers.family import Family
+from mmspec.codes.image_family import ImageFamily, make_codebook
+from mmspec.modalities.image.generation import token_request, tokenize_prompts
+from mmspec.targets.readers.reader import Family
 
-ENDS = ("<|extra_201|>", "<|image end|>")  # of the frame, of the picture
+ENDS = ("<|extra_201|>", "<|image end|>")  # of the frame, of the image
 
 
 def image_family(model: Any) -> ImageFamily:
-    """How an `Emu3ForConditionalGeneration` draws.
+    """The image family of an `Emu3ForConditionalGeneration`.
 
     Raises ValueError where vocabulary and codebook differ.
     """
@@ -42,29 +42,29 @@ def image_family(model: Any) -> ImageFamily:
 
     return ImageFamily(
         name=name,
-        codebook=codebook(name, vq.quantize.embedding.weight, codes, vocabulary),
+        codebook=make_codebook(name, vq.quantize.embedding.weight, codes, vocabulary),
         layout=layout,
         size=None,
         guidance=3.0,
         decode=vq.decode,
         inputs=("input_ids", "attention_mask"),
         request=partial(token_request, model, vocabulary),
-        words=words,
+        tokenize_prompts=words,
         encode=encode,
     )
 
 
 def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]:
-    """Prompts with the size of the picture and begin-of-image behind them."""
+    """Prompts followed by the image size and begin-of-image."""
     pixels = processor.downsample_ratio**2 * grid.cells
     size = {"ratio": f"{grid.width}:{grid.height}", "image_area": pixels}
-    return spoken(processor, texts, return_for_image_generation=True, **size)
+    return tokenize_prompts(processor, texts, return_for_image_generation=True, **size)
 
 
 FAMILY = Family(
     "Emu3",
     ("pixel_values",),
-    direct=True,
+    is_direct=True,
     placeholders=("image_token_id",),
     image_family=image_family,
 )

@@ -1,4 +1,4 @@
-"""LlamaGen draws behind a class or the features of a caption (Sun et al. 2024)."""
+"""LlamaGen, conditioned on a class or on caption features (Sun et al. 2024)."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.codes.image_family import ImageFamily, codebook
-from mmspec.errors import is_whole
-from mmspec.modalities.image.drawing import only_layout
+from mmspec.codes.image_family import ImageFamily, make_codebook
+from mmspec.errors import is_integer
+from mmspec.modalities.image.generation import fixed_layout
 from mmspec.models.llamagen import LlamaGenForImageGeneration
-from mmspec.targets.readers.code_backbone import CodeBackbone, Tables, foreign
-from mmspec.targets.readers.family import Family
-from mmspec.targets.tokens.inputs import check_inputs
+from mmspec.targets.readers.code_backbone import CodeBackbone, Tables, make_foreign_ids
+from mmspec.targets.readers.reader import Family
+from mmspec.targets.tokens.context import check_inputs
 
 
 def reader(model: LlamaGenForImageGeneration) -> CodeBackbone:
-    """A LlamaGen model as the engine sees it; condition slots count as positions, padded or not."""
+    """The reader of a LlamaGen model; condition slots count as positions, padded or not."""
     inner = model.model
 
     def prompt(inputs: Mapping[str, Any]) -> tuple[Tensor, Tensor]:
@@ -31,19 +31,19 @@ def reader(model: LlamaGenForImageGeneration) -> CodeBackbone:
 
 
 def image_family(model: LlamaGenForImageGeneration) -> ImageFamily:
-    """How a LlamaGen model draws: one square, of the size it was trained for."""
+    """The image family of a LlamaGen model: one square size, the one it was trained for."""
     name = type(model).__name__
     vq, size, count = model.vqmodel, only_size(model.config), model.config.vocab_size
     if vq is None:
         raise ValueError(
-            f"{name} has no picture decoder; give its configuration a vq_config "
+            f"{name} has no image decoder; give its configuration a vq_config "
             "and load the tokeniser's weights, or convert both published files (mmspec convert)"
         )
 
     return ImageFamily(
         name=name,
-        codebook=codebook(name, vq.embedding.weight, torch.arange(count), count, "normalised"),
-        layout=only_layout("this LlamaGen", size, count),
+        codebook=make_codebook(name, vq.embedding.weight, torch.arange(count), count, "normalised"),
+        layout=fixed_layout("this LlamaGen", size, count),
         size=size,
         guidance=4.0 if model.config.condition == "class" else 7.5,
         decode=vq.decode,
@@ -58,31 +58,31 @@ def request(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dic
     config = model.config
     name = "class_ids" if config.condition == "class" else "caption"
     if name not in inputs:
-        got = f", not behind {', '.join(inputs)}" if inputs else ""
-        raise ValueError(f"this LlamaGen draws behind a {config.condition}{got}; give {name}")
+        got = f", not on {', '.join(inputs)}" if inputs else ""
+        raise ValueError(f"this LlamaGen is conditioned on a {config.condition}{got}; give {name}")
     if config.condition == "class":
         given = inputs["class_ids"]
         if isinstance(given, Tensor) and given.is_meta:
-            raise ValueError("class_ids lie on the meta device; give numbers in memory")
+            raise ValueError("class_ids are on the meta device; give numbers in memory")
         listed = given.tolist() if isinstance(given, Tensor) else given
         listed = listed if isinstance(listed, list | tuple) else [listed]
-        if not listed or not all(is_whole(one) for one in listed):
+        if not listed or not all(is_integer(one) for one in listed):
             raise ValueError(f"class_ids={given!r} are no classes; give a number or a list of them")
         classes = torch.as_tensor(listed, device=model.device).reshape(-1, 1)
         if not 0 <= int(classes.min()) <= int(classes.max()) < config.num_classes:
             raise ValueError(
-                f"class_ids={classes[:, 0].tolist()} go beyond the {config.num_classes} classes of "
-                "this model; give numbers from 0 up"
+                f"class_ids={classes[:, 0].tolist()} must be in the range of the "
+                f"{config.num_classes} classes of this model; give numbers from 0 up"
             )
         mask = torch.ones_like(classes)
-        return {"input_ids": foreign(mask), "attention_mask": mask, "condition": classes}
+        return {"input_ids": make_foreign_ids(mask), "attention_mask": mask, "condition": classes}
     check_inputs(inputs)
     caption: Tensor = inputs["caption"]
-    wanted = (config.condition_length, config.caption_size)
-    if caption.dim() != 3 or tuple(caption.shape[1:]) != wanted:
+    expected = (config.condition_length, config.caption_size)
+    if caption.dim() != 3 or tuple(caption.shape[1:]) != expected:
         raise ValueError(
-            f"caption has shape {tuple(caption.shape)}, but this model reads (B, {wanted[0]}, "
-            f"{wanted[1]}); pad the text encoder's features on the left"
+            f"caption has shape {tuple(caption.shape)}, but this model reads (B, {expected[0]}, "
+            f"{expected[1]}); pad the text encoder's features on the left"
         )
     given = inputs.get("caption_mask")
     mask = caption.new_ones(caption.shape[:2]) if given is None else given
@@ -92,11 +92,11 @@ def request(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dic
             f"{tuple(caption.shape[:2])}; give one number per feature"
         )
     mask = mask.long()
-    return {"input_ids": foreign(mask), "attention_mask": mask, "condition": caption}
+    return {"input_ids": make_foreign_ids(mask), "attention_mask": mask, "condition": caption}
 
 
 def unconditional(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dict[str, Any]:
-    """No class, or the learned features of no caption behind the same mask."""
+    """The null class, or the learned features of the empty caption with the same mask."""
     given = inputs["condition"]
     if model.config.condition == "class":
         return {**inputs, "condition": torch.full_like(given, model.config.num_classes)}
@@ -105,10 +105,10 @@ def unconditional(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) 
 
 
 def only_size(config: Any) -> tuple[int, int]:
-    """The one size it draws: rows and columns of codes."""
+    """The only image size: rows and columns of codes."""
     return (config.side,) * 2
 
 
 FAMILY = Family(
-    "LlamaGen", direct=True, image_family=image_family, writes=False, only_size=only_size
+    "LlamaGen", is_direct=True, image_family=image_family, writes_text=False, fixed_size=only_size
 )

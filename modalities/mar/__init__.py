@@ -1,4 +1,4 @@
-"""Models that draw with continuous tokens."""
+"""Models that generate images as continuous tokens (MAR)."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ def owns(source: Source) -> bool:
 
 @dataclass(frozen=True)
 class MarSettings:
-    """How to draw, and what to show and to judge; the model's own way where nothing is said."""
+    """Sampling, and what the commands write and score; defaults are the model's."""
 
-    steps: int | None = setting(None, "Steps in which all tokens are drawn.", min=2)
+    steps: int | None = setting(None, "Autoregressive steps for all tokens.", min=2)
     guidance: float | None = setting(None, "Scale of guidance; 1 = none.", min=0)
     guidance_schedule: str | None = setting(
-        None, "How guidance grows over the steps.", choices=("linear", "constant")
+        None, "Schedule of the guidance scale over the steps.", choices=("linear", "constant")
     )
     temperature: float | None = setting(None, "Scale of the noise of the head.", min=0)
-    head_steps: int | None = setting(None, "Steps of the head for each token.", min=2)
+    head_steps: int | None = setting(None, "Denoising steps of the head per token.", min=2)
     last_noise: bool = setting(True, "Noise in the head's last step, which exact recipes need.")
-    grid: str | None = setting(None, "A sheet of pictures, as in 4x4.", only="generate")
+    grid: str | None = setting(None, "A grid of images, as in 4x4.", only="generate")
     pictures: int = setting(
-        128, "How many the judge looks at; 0 = those that are timed.", min=0, only="bench"
+        128, "Number of images that are scored; 0 = those that are timed.", min=0, only="bench"
     )
 
 

@@ -1,4 +1,4 @@
-"""From what is typed to classes, and from latents to files: models that draw continuous tokens."""
+"""Command-line requests and output files of MAR models."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ import diffusers
 
 from mmspec.modalities.common import formatting, sheets
 from mmspec.modalities.mar import MarSettings, doctor, reader
-from mmspec.modalities.mar.reader import numbers
+from mmspec.modalities.mar.reader import class_numbers
 
-_SHOWN = ("grid", "pictures")  # settings that are not the sampler's
+_OUTPUT_SETTINGS = ("grid", "pictures")  # not settings of the sampler
 
 
 class MarFormatter(sheets.SheetFormatter):
-    """Asks one model for classes, by name or by number; the autoencoder lies beside the model."""
+    """Requests for one model, by class name or number; its folder contains the autoencoder."""
 
     def __init__(self, source: str, model: Any, settings: MarSettings, **options: Any) -> None:
         self.source, self.model = source, model
-        self.sheet = sheets.rows_and_columns(settings.grid)
-        said = {name: value for name, value in asdict(settings).items() if name not in _SHOWN}
-        self.sampling = {name: value for name, value in said.items() if value is not None}
-        self.vae = autoencoder(Path(formatting.origin(source, model)) / "vae")
+        self.sheet = sheets.parse_grid(settings.grid)
+        given = {n: value for n, value in asdict(settings).items() if n not in _OUTPUT_SETTINGS}
+        self.sampling = {name: value for name, value in given.items() if value is not None}
+        self.vae = autoencoder(Path(formatting.get_source(source, model)) / "vae")
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
-        """Pictures of classes, a sheet of each."""
-        asked = self.sheets_of(prompts)
-        return {"class_labels": numbers(self.model, asked), "vae": self.vae, **self.sampling}
+        """A request for a grid of images of each class."""
+        names = self.repeat_prompts(prompts)
+        return {"class_labels": class_numbers(self.model, names), "vae": self.vae, **self.sampling}
 
 
 def autoencoder(folder: Path) -> Any:
-    """What makes pixels, from a folder. Raises ValueError where there is none."""
+    """The autoencoder in a folder. Raises ValueError if it cannot be loaded."""
     if not folder.is_dir():
-        raise ValueError(f"there is no {folder}; put the autoencoder of the model there")
+        raise ValueError(f"{folder} does not exist; put the autoencoder of the model there")
     read: Any = diffusers.AutoModel.from_pretrained
     how = {"torch_dtype": "auto", "local_files_only": True, "use_safetensors": True}
     try:
         found = read(str(folder), trust_remote_code=False, **how)
-    except Exception as error:  # damaged files raise whatever their reader raises
+    except Exception as error:  # damaged files raise exceptions of any type
         raise ValueError(f"{folder} holds no autoencoder that can be loaded: {error}") from error
     return found.float().eval()
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A smaller model for a model."""
+    """A smaller MAR model as the draft model."""
     return reader.load(source)
 
 

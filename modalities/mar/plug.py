@@ -1,4 +1,4 @@
-"""Models that draw with continuous tokens (MAR): `generate_images`."""
+"""Sessions of continuous-token image models (MAR): `generate_images`."""
 
 from __future__ import annotations
 
@@ -12,90 +12,82 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.codes.image_family import partial_pictures, pictures
-from mmspec.declared import answered_by
+from mmspec._attributes import delegate_to
+from mmspec.codes.image_family import render_partial, to_images
 from mmspec.decode import Parts
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.draft import Drafter, Gate, Target, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
-from mmspec.errors import described, unknown_message
+from mmspec.errors import format_value, unknown_message
 from mmspec.modalities.mar import reader
-from mmspec.modalities.mar.reader import MarReader, labels, numbers
+from mmspec.modalities.mar.accelerated import AcceleratedMarModel, LatentImages
+from mmspec.modalities.mar.reader import MarReader, class_numbers, class_tensor
 from mmspec.modality import Call, Loop, Session
 from mmspec.recipe import Kit, Recipe, pair, resolve
-from mmspec.stats import Stats
 from mmspec.targets.continuous.patches import (
     BlindTarget,
     PatchReader,
     PatchRequest,
     PatchSettings,
     PatchTarget,
-    order,
+    draw_order,
     place,
 )
 from mmspec.targets.continuous.paths import check_random
 from mmspec.targets.stop import Stop
 
 OWN = ("class_labels", "prompt", "seed", "row_ids", "vae")
-_RENAMED = {"guidance_schedule": "schedule"}
+_FIELD_NAMES = {"guidance_schedule": "schedule"}
 SETTINGS = tuple(
-    next((name for name, own in _RENAMED.items() if own == one.name), one.name)
+    next((name for name, own in _FIELD_NAMES.items() if own == one.name), one.name)
     for one in fields(PatchSettings)
 )
 
 
-@dataclass(frozen=True)
-class LatentImages:
-    """What `generate_images` returns; tokens in `stats` are autoregressive steps."""
-
-    latents: Tensor  # (B, channels, h, w), as the model has them
-    images: list[Image.Image] | None  # where a VAE was given
-    stats: Stats
-
-
 class PatchSession(Session):
-    """A model of continuous tokens bound to a recipe.
+    """A MAR model bound to a recipe.
 
-    Recipes are bound per call, which fixes classes and sampler; once here, to refuse early.
+    The recipe is bound again in each call, which sets classes and sampler. Binding it here once
+    raises errors early.
     """
 
-    calls = ("generate_images",)
+    interface = AcceleratedMarModel
 
     def __init__(self, model: Any, recipe: Recipe, small: BoundDraftModel | None = None) -> None:
         self.model, self.recipe, self.draft_model = model, recipe, small
-        self.drafter = self._bound(PatchSettings(), labels(model, None)).drafter
+        self.drafter = self._bind_call(PatchSettings(), class_tensor(model, None)).drafter
 
-    sees = answered_by("drafter.sees")
+    sees = delegate_to("drafter.sees")
 
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
     ) -> LatentImages:
-        """Draw one picture per class.
+        """Generate one image per class.
 
         Takes `class_labels` (a number, or a list in which None is no class) or `prompt` (the name
         of a class in the model's configuration, or several), `seed`, `row_ids`, the settings of
-        `mmspec.targets.continuous.patches.Plan` (`steps`, `guidance`, `guidance_schedule`,
-        `temperature`,
-        `head_steps`, `last_noise`), and `vae`, whose `decode` makes pixels, as that of diffusers.
+        `mmspec.targets.continuous.patches.PatchSettings` (`steps`, `guidance`,
+        `guidance_schedule`, `temperature`, `head_steps`, `last_noise`), and `vae`, an autoencoder
+        with the `decode` of diffusers.
 
-        Raises ValueError for what is not known, for more steps than cells, and where an exact
-        recipe meets a sampler without noise in its last step.
+        Raises ValueError for unknown arguments, for more steps than cells, and for an exact recipe
+        with a sampler that has no noise in its last step.
         """
         if args:
             raise ValueError("generate_images() takes its arguments by name; give class_labels=")
-        settings, own = _split(arguments)
+        settings, own = _split_arguments(arguments)
         plan, classes = PatchSettings(**settings), self._classes(own["class_labels"], own["prompt"])
         plan.spans(self.model.config.cells)
-        bound = self._bound(plan, classes)
-        if bound.verifier.random:
-            check_random(self.model.sampled(plan).kernel)
+        bound = self._bind_call(plan, classes)
+        if bound.verifier.needs_random_steps:
+            check_random(self.model.make_sampler(plan).kernel)
         seed = fresh_seed() if own["seed"] is None else own["seed"]
-        noise = KeyedNoise.seeded(seed, len(classes), self.model.device, own["row_ids"])
+        noise = KeyedNoise.from_seed(seed, len(classes), self.model.device, own["row_ids"])
         request = PatchRequest(plan, len(classes), noise)
-        made = replace(bound.call(request), view=partial(self._partial, request, own["vae"]))
-        latents = self.model.picture(self._drawn(made, request, loop))
-        images = decoded(own["vae"], latents, self.model.config.latent_scale)
+        made = replace(bound.call(request), view=partial(self._decode_partial, request, own["vae"]))
+        latents = self.model.to_vae_latents(self._generate_latents(made, request, loop))
+        images = decode_latents(own["vae"], latents, self.model.config.latent_scale)
         return LatentImages(latents, images, loop.stats())
 
     def save(self, folder: Path) -> None:
@@ -104,51 +96,53 @@ class PatchSession(Session):
 
     def _classes(self, given: Any, prompt: str | Sequence[str] | None) -> Tensor:
         if prompt is not None and given is not None:
-            raise ValueError("class_labels= and prompt= both say what to draw; give one of them")
-        return labels(self.model, given if prompt is None else numbers(self.model, prompt))
+            raise ValueError("class_labels= and prompt= both give classes; give one of them")
+        return class_tensor(
+            self.model, given if prompt is None else class_numbers(self.model, prompt)
+        )
 
-    def _bound(self, plan: PatchSettings, classes: Tensor) -> BoundPatches:
-        """The recipe for the classes and the sampler of a call."""
+    def _bind_call(self, plan: PatchSettings, classes: Tensor) -> BoundPatches:
+        """Bind the recipe to the classes and the sampler of a call."""
         small = None
         if self.draft_model is not None:
             small = MarReader.of(self.draft_model.model, classes, plan)
         return bind(self.recipe, MarReader.of(self.model, classes, plan), small)
 
-    def _drawn(self, call: Call, request: PatchRequest, loop: Loop) -> Tensor:
+    def _generate_latents(self, call: Call, request: PatchRequest, loop: Loop) -> Tensor:
         """The latents (B, L, C)."""
         tokens: list[list[Tensor]] = [[] for _ in range(request.batch)]
-        for kept in loop(call):
-            for row, new in zip(tokens, kept.tokens, strict=True):
+        for round_ in loop(call):
+            for row, new in zip(tokens, round_.tokens, strict=True):
                 row.extend(new)
-        return self._placed(tokens, request)
+        return self._place_tokens(tokens, request)
 
-    def _placed(self, tokens: Sequence[Sequence[Tensor]], request: PatchRequest) -> Tensor:
-        """The latents (B, L, C), zeros where nothing is drawn yet."""
+    def _place_tokens(self, tokens: Sequence[Sequence[Tensor]], request: PatchRequest) -> Tensor:
+        """The latents (B, L, C) with zeros in open cells."""
         cells = self.model.config.cells
-        turns, spans = order(request.noise, cells), request.plan.spans(cells)
+        turns, spans = draw_order(request.noise, cells), request.plan.spans(cells)
         latents = turns.new_zeros(*turns.shape, self.model.config.token_size).float()
         for picture, turn, shown in zip(latents, turns, tokens, strict=True):
             place(picture, turn, spans, shown)
         return latents
 
-    def _partial(
+    def _decode_partial(
         self, request: PatchRequest, vae: Any, tokens: Sequence[Sequence[Tensor]]
     ) -> list[Image.Image]:
-        """The pictures of so many steps. Raises ValueError without a VAE."""
+        """Partial images of the tokens so far. Raises ValueError without a VAE."""
         if vae is None:
-            raise ValueError("there are latents only; give vae= to see the picture so far")
+            raise ValueError("partial images need an autoencoder; give vae=")
         config = self.model.config
-        latents = self.model.picture(self._placed(tokens, request))
-        pixels = pixels_of(vae, latents / config.latent_scale)
+        latents = self.model.to_vae_latents(self._place_tokens(tokens, request))
+        pixels = decode_pixels(vae, latents / config.latent_scale)
         ends = [0, *(end for _, end in request.plan.spans(config.cells))]
         shown = torch.tensor([ends[len(row)] for row in tokens], device=latents.device)
-        known = order(request.noise, config.cells).argsort(-1) < shown[:, None]
-        return partial_pictures(pixels, known.unflatten(1, (config.side, config.side)))
+        known = draw_order(request.noise, config.cells).argsort(-1) < shown[:, None]
+        return render_partial(pixels, known.unflatten(1, (config.side, config.side)))
 
 
 @dataclass(frozen=True)
 class BoundPatches:
-    """A recipe with its parts made for one call."""
+    """A recipe with its parts built for one call."""
 
     target: Target
     recipe: Recipe
@@ -157,11 +151,11 @@ class BoundPatches:
     gate: Gate | None
 
     def call(self, request: PatchRequest) -> Call:
-        """One request in terms of the loop."""
+        """The call of the decoding loop for a request."""
         return Call(self.parts(request.plan), request, self.recipe)
 
     def parts(self, plan: PatchSettings) -> Parts:
-        """What the loop runs."""
+        """The parts of the decoding loop."""
         return Parts(self.target, self.drafter, self.verifier, Stop(plan.steps), self.gate)
 
 
@@ -173,7 +167,7 @@ def bind(recipe: Recipe, reader: PatchReader, small: PatchReader | None) -> Boun
     verifier = resolve(recipe.verifier, kit)
     gate = None if recipe.gate is None else resolve(recipe.gate, kit)
     drafter = pair(recipe.architecture(kit), verifier, target)
-    scorer = BlindTarget(reader) if verifier.blind else target
+    scorer = BlindTarget(reader) if verifier.is_blind else target
     return BoundPatches(
         scorer, replace(recipe, verifier=verifier, gate=gate), drafter, verifier, gate
     )
@@ -181,38 +175,38 @@ def bind(recipe: Recipe, reader: PatchReader, small: PatchReader | None) -> Boun
 
 def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> PatchSession:
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
-    target = MarReader.of(model, labels(model, None), PatchSettings())
+    target = MarReader.of(model, class_tensor(model, None), PatchSettings())
     small = draft_model(recipe, drafter, target)
     shape = shape_of(recipe.execution, None, parts.get("length"))
     return PatchSession(model, replace(recipe, execution=shape), small)
 
 
-def _split(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Settings of the plan, and our own arguments."""
+def _split_arguments(arguments: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Split arguments into settings of the plan and all others."""
     unknown = sorted(set(arguments) - {*OWN, *SETTINGS})
     if unknown:
         raise ValueError(unknown_message(unknown, [*OWN, *SETTINGS], "generate_images()"))
-    return settings_of(arguments), {name: arguments.get(name) for name in OWN}
+    return parse_plan_settings(arguments), {name: arguments.get(name) for name in OWN}
 
 
-def settings_of(arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """What a `PatchSettings` is made of, among the arguments of a call."""
+def parse_plan_settings(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `PatchSettings` among the arguments of a call."""
     given = {name: arguments[name] for name in SETTINGS if arguments.get(name) is not None}
-    return {_RENAMED.get(name, name): value for name, value in given.items()}
+    return {_FIELD_NAMES.get(name, name): value for name, value in given.items()}
 
 
-def decoded(vae: Any, latents: Tensor, scale: float) -> list[Image.Image] | None:
-    """Pictures of latents that were scaled for the model; None without a VAE."""
-    return None if vae is None else pictures(pixels_of(vae, latents / scale))
+def decode_latents(vae: Any, latents: Tensor, scale: float) -> list[Image.Image] | None:
+    """Images of latents that were scaled for the model; None without a VAE."""
+    return None if vae is None else to_images(decode_pixels(vae, latents / scale))
 
 
-def pixels_of(vae: Any, latents: Tensor) -> Tensor:  # (B, 3, h, w) in [-1, 1]
-    """What a VAE makes of latents. Raises ValueError for what is none."""
+def decode_pixels(vae: Any, latents: Tensor) -> Tensor:  # (B, 3, h, w) in [-1, 1]
+    """Decode latents. Raises ValueError for a `vae` without `decode`."""
     try:
         decode = vae.decode
     except AttributeError:
         raise ValueError(
-            f"vae={described(vae)} cannot decode; give an autoencoder of diffusers"
+            f"vae={format_value(vae)} cannot decode; give an autoencoder of diffusers"
         ) from None
     output = decode(latents)
     pixels: Tensor = output if isinstance(output, Tensor) else output[0]
@@ -220,5 +214,5 @@ def pixels_of(vae: Any, latents: Tensor) -> Tensor:  # (B, 3, h, w) in [-1, 1]
 
 
 def load(source: str | Path, **options: Any) -> Any:
-    """A model from a folder or "zoo:NAME"; no code of a folder is ever run."""
+    """A model from a folder or "zoo:NAME", without running code of the folder."""
     return reader.load(source)

@@ -1,8 +1,7 @@
-"""Codecs of transformers: frames of codes become sound.
+"""Audio codecs of transformers: decode frames of codes to waveforms.
 
-A codec has K codebooks; a frame is one code of each, and sounds for `hop` samples. Frames that a
-codec has decoded cannot be taken back, so only verified ones are decoded, always from the first:
-no state of a codec is ever rolled back.
+A codec has K codebooks; a frame is one code of each and decodes to `hop` samples. Only accepted
+frames are decoded, always from the first one, so no codec state is ever rolled back.
 """
 
 from __future__ import annotations
@@ -18,18 +17,18 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
-from mmspec.errors import check_number, described, reading
-from mmspec.models.folder import tensors
+from mmspec.errors import check_number, explain_load_errors, format_value
+from mmspec.models.folder import read_shapes
 
-PROBE = 24  # frames on which a codec is asked how far it looks ahead
-CHANGED = 1e-5  # of the loudest sample: what rounding in another length may change
+PROBE = 24  # frames on which the lookahead of a codec is measured
+CHANGED = 1e-5  # of the largest sample: rounding differences between lengths are below
 
 
 @dataclass(frozen=True)
-class _Facts:
-    """Where a family's configuration says what."""
+class _CodecFields:
+    """Configuration fields of a codec family."""
 
-    books: str | int  # codebooks, or the attribute that has their number
+    books: str | int  # number of codebooks, or the attribute that holds it
     size: Callable[[Any], int]  # codes per book
     rate: str = "sampling_rate"  # samples per second
 
@@ -41,19 +40,19 @@ def _levels(config: Any) -> int:
     return size
 
 
-_FACTS: Mapping[str, _Facts] = {
-    "encodec": _Facts("num_quantizers", lambda config: config.codebook_size),
-    "mimi": _Facts("num_quantizers", lambda config: config.codebook_size),
-    "dac": _Facts("n_codebooks", lambda config: config.codebook_size),
-    "xcodec": _Facts("num_quantizers", lambda config: config.codebook_size, "sample_rate"),
-    "xcodec2": _Facts(1, _levels),
-    "neucodec": _Facts(1, _levels, "output_sampling_rate"),
+_CODEC_FIELDS: Mapping[str, _CodecFields] = {
+    "encodec": _CodecFields("num_quantizers", lambda config: config.codebook_size),
+    "mimi": _CodecFields("num_quantizers", lambda config: config.codebook_size),
+    "dac": _CodecFields("n_codebooks", lambda config: config.codebook_size),
+    "xcodec": _CodecFields("num_quantizers", lambda config: config.codebook_size, "sample_rate"),
+    "xcodec2": _CodecFields(1, _levels),
+    "neucodec": _CodecFields(1, _levels, "output_sampling_rate"),
 }
 
 
 @dataclass(frozen=True, eq=False)
 class Codec:
-    """A codec, and what is known of it."""
+    """A codec model and its dimensions."""
 
     model: Any
     books: int  # K
@@ -62,18 +61,18 @@ class Codec:
 
     @classmethod
     def of(cls, model: Any) -> Codec:
-        """Raises ValueError for what is no codec that can be read here."""
+        """Read the dimensions of a codec. Raises ValueError for models that are not supported."""
         kind = getattr(getattr(model, "config", None), "model_type", None)
-        if kind is None or kind not in _FACTS:
+        if kind is None or kind not in _CODEC_FIELDS:
             raise ValueError(
-                f"codec={described(model)} is no codec known here; give one of "
-                f"{', '.join(_FACTS)} (transformers), or its folder"
+                f"codec={format_value(model)} is no codec known here; give one of "
+                f"{', '.join(_CODEC_FIELDS)} (transformers), or its folder"
             )
-        facts, config = _FACTS[kind], model.config
+        facts, config = _CODEC_FIELDS[kind], model.config
         if getattr(config, "normalize", False) or getattr(config, "chunk_length_s", None):
             raise ValueError(
-                f"{type(model).__name__} scales its sound in chunks, and no language model speaks "
-                "the scales; give a codec with normalize=False and chunk_length_s=None"
+                f"{type(model).__name__} scales its audio in chunks, and language models do not "
+                "predict the scales; give a codec with normalize=False and chunk_length_s=None"
             )
         if getattr(config, "audio_channels", 1) != 1:
             raise ValueError(
@@ -85,7 +84,7 @@ class Codec:
 
     @torch.no_grad()
     def decode(self, codes: Tensor) -> Tensor:  # (K, T) int64 -> (S,) float32
-        """The sound of one utterance; none of no frames."""
+        """The waveform of one utterance; empty without frames."""
         if not codes.shape[1]:
             return torch.zeros(0)
         codes = codes[None].to(self.model.device)
@@ -98,45 +97,42 @@ class Codec:
 
     @cached_property
     def hop(self) -> int:
-        """Samples per frame, as the codec decodes them."""
+        """Samples per frame."""
         return len(self._decoded_probe) // (2 * PROBE)
 
     def frames(self, seconds: Any) -> int:
-        """So many last that long, rounded up. Raises ValueError for what is no positive time."""
+        """The number of frames for a duration, rounded up. Raises ValueError if not positive."""
         check_number("seconds", seconds, 0, example=10)
         if not seconds:
-            raise ValueError(f"seconds={seconds} leaves nothing to say; give a time, such as 10")
+            raise ValueError(f"seconds={seconds} must be above 0; give a duration, such as 10")
         count: int = ceil(seconds * self.sampling_rate / self.hop)
         return count
 
-    def settled(self, frames: int) -> int:
-        """Samples of so many frames that further ones would not change.
+    def final_samples(self, frames: int) -> int:
+        """The number of samples of a prefix that later frames do not change.
 
-        None where all of a probe changes, as in a codec that norms over time (X-codec 2).
+        0 if the whole probe changes, as for a codec that normalises over time (X-codec 2).
         """
-        if self.lookahead >= PROBE * self.hop or frames < self.least:
+        if self.lookahead >= PROBE * self.hop or frames < self.min_frames:
             return 0
         return max(frames * self.hop - self.lookahead, 0)
 
     @cached_property
     def lookahead(self) -> int:
-        """Samples at the end that further frames would still change, measured.
-
-        None of causal codecs (Encodec, Mimi).
-        """
-        return self._changed(PROBE)
+        """Trailing samples that later frames change, measured; 0 for causal codecs."""
+        return self._count_unstable_samples(PROBE)
 
     @cached_property
-    def least(self) -> int:
-        """Frames without which even the first sample is not settled, measured.
+    def min_frames(self) -> int:
+        """Frames needed before the first sample is final, measured.
 
-        A causal codec that reflects its first frames to pad them (Encodec) needs a few.
+        More than one for a causal codec that pads by reflecting its first frames (Encodec).
         """
         counts = range(1, PROBE)
-        return next((n for n in counts if self._changed(n) <= self.lookahead), PROBE)
+        return next((n for n in counts if self._count_unstable_samples(n) <= self.lookahead), PROBE)
 
-    def _changed(self, frames: int) -> int:
-        """Samples at the end of so many frames that are others when more frames follow."""
+    def _count_unstable_samples(self, frames: int) -> int:
+        """Trailing samples of a prefix that differ when more frames follow."""
         short, long = self.decode(self._probe[:, :frames]), self._decoded_probe
         changed = (short - long[: len(short)]).abs() > CHANGED * long.abs().amax()
         return len(short) - int(changed.nonzero()[0]) if bool(changed.any()) else 0
@@ -147,17 +143,17 @@ class Codec:
 
     @property
     def _probe(self) -> Tensor:  # (K, PROBE)
-        """Codes all over the books, the same in every process."""
+        """Codes spread over the codebooks, the same in every process."""
         steps = torch.arange(self.books * PROBE).view(self.books, PROBE)
         return steps * 7919 % self.size
 
 
 def load_codec(source: str | Path) -> Codec:
-    """A codec from a folder or a hub name; safetensors only. Raises ValueError for what is none."""
+    """Load a codec from a folder or hub name; safetensors only. Raises ValueError if it is none."""
     folder = Path(source)
     if folder.is_dir():
-        tensors(folder)
+        read_shapes(folder)
     read: Any = AutoModel.from_pretrained
-    with reading(source, "codec"):
+    with explain_load_errors(source, "codec"):
         model = read(str(source), use_safetensors=True, trust_remote_code=False)
     return Codec.of(model.float().eval())

@@ -1,4 +1,4 @@
-"""Between a person and a model that speaks: texts in, sounds and spectrograms out."""
+"""Requests from prompts, and WAV and spectrogram files from speech."""
 
 from __future__ import annotations
 
@@ -7,26 +7,26 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.modalities.common import formatting
-from mmspec.modalities.speech.spectrogram import spectrogram
-from mmspec.modalities.speech.spoken import Speech
+from mmspec.modalities.speech.spectrogram import draw_spectrogram
+from mmspec.modalities.speech.speech_loop import Speech
 
 
-class SpeakingFormatter:
-    """Asks one model to speak; `said` are arguments of every call, where they are not None."""
+class SpeechOutputFormatter:
+    """Requests to synthesize; `sampling` are arguments of every call, None = default."""
 
-    def __init__(self, source: str, rounds: str | None, said: Mapping[str, Any]) -> None:
+    def __init__(self, source: str, rounds: str | None, sampling: Mapping[str, Any]) -> None:
         self.source, self.rounds = source, rounds
-        self.sampling = {name: value for name, value in said.items() if value is not None}
+        self.sampling = {name: value for name, value in sampling.items() if value is not None}
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
-        """The texts, spoken by one voice."""
-        return {"text": formatting.checked(prompts), **self.sampling}
+        """The texts, in the voice of the settings."""
+        return {"text": formatting.check_prompts(prompts), **self.sampling}
 
     def text(self, output: Any) -> None:
-        """Nothing is printed: what comes out is sound."""
+        """None: the output is audio."""
 
     def data(self, output: Speech) -> dict[str, Any]:
-        """The codes of each text, the round each frame came in, and how long it sounds."""
+        """Codes, rounds of the frames, and duration of each text."""
         return {
             "codes": [row.tolist() for row in output.codes],
             "rounds": [row.tolist() for row in output.rounds],
@@ -36,10 +36,10 @@ class SpeakingFormatter:
         }
 
     def render(self, output: Speech, path: Path) -> tuple[Path, ...]:
-        """The sound, and a spectrogram where it is wanted."""
+        """The waveform, and a spectrogram if the settings name a file."""
         written = [*output.save(path)]
         if self.rounds is not None:
             written.append(Path(self.rounds))
-            shown = spectrogram(output.waveform, output.rounds[0], output.sampling_rate)
-            shown.save(written[-1])
+            picture = draw_spectrogram(output.waveform, output.rounds[0], output.sampling_rate)
+            picture.save(written[-1])
         return tuple(written)

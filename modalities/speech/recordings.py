@@ -1,4 +1,4 @@
-"""Recordings of held-out sentences that come with the package, so that none need be made."""
+"""Bundled recordings of held-out sentences."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from mmspec.zoo.catalogue import FOLDER
 
 RECORDINGS = FOLDER / "recordings"
 COUNT = 13
-_SHORTEST = 28  # characters; shorter ones leave nothing to speculate on
+_MIN_CHARACTERS = 28  # too few tokens to speculate on below
 _FULL_SCALE = 1 << 15
 
 
 @dataclass(frozen=True)
 class Recording:
-    """A WAV file of one held-out sentence (mono, 16 bit, `RATE_HZ`), and what is said in it."""
+    """A WAV file of one held-out sentence (mono, 16 bit, `RATE_HZ`), and its text."""
 
     path: Path
     text: str
@@ -37,26 +37,26 @@ class Recording:
 
 
 def recordings() -> tuple[Recording, ...]:
-    """All of them, in an order that does not change."""
-    listed = json.loads((RECORDINGS / "recordings.json").read_text(encoding="utf-8"))
-    return tuple(Recording(RECORDINGS / name, one["text"]) for name, one in listed.items())
+    """All bundled recordings, in a fixed order."""
+    entries = json.loads((RECORDINGS / "recordings.json").read_text(encoding="utf-8"))
+    return tuple(Recording(RECORDINGS / name, one["text"]) for name, one in entries.items())
 
 
-def record(folder: Path = RECORDINGS) -> None:
-    """Make the recordings again. Raises RuntimeError where espeak-ng is missing."""
+def write_recordings(folder: Path = RECORDINGS) -> None:
+    """Write the recordings and their index. Raises RuntimeError if espeak-ng is missing."""
     folder.mkdir(parents=True, exist_ok=True)
-    listed = {}
+    entries = {}
     for seed in islice(_seeds(), COUNT):
-        said = utterance(seed, "held-out")
+        one = utterance(seed, "held-out")
         name = f"held-out-{seed:02}.wav"
         with wave.open(str(folder / name), "wb") as file:
             file.setnchannels(1)
             file.setsampwidth(2)
             file.setframerate(RATE_HZ)
-            samples = (said.waveform * (_FULL_SCALE - 1)).round().numpy().astype("<i2")
+            samples = (one.waveform * (_FULL_SCALE - 1)).round().numpy().astype("<i2")
             file.writeframes(samples.tobytes())
-        listed[name] = {"text": said.text, "seed": seed, "voice": asdict(said.voice)}
-    text = json.dumps(listed, indent=2) + "\n"
+        entries[name] = {"text": one.text, "seed": seed, "voice": asdict(one.voice)}
+    text = json.dumps(entries, indent=2) + "\n"
     (folder / "recordings.json").write_text(text, encoding="utf-8")
 
 
@@ -65,6 +65,6 @@ def _seeds() -> Iterator[int]:
     seen: set[str] = set()
     for seed in count():
         text = sentence(seed, "held-out")
-        if len(text) >= _SHORTEST and text not in seen:
+        if len(text) >= _MIN_CHARACTERS and text not in seen:
             seen.add(text)
             yield seed

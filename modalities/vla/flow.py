@@ -1,9 +1,9 @@
-"""Flow-matching policies (pi0): the Euler steps of an action chunk as a chain of drafted states.
+"""Flow-matching policies (pi0): speculative Euler steps of an action chunk.
 
-A policy of this sort says no tokens. It reads pictures, words and state once; a small network
-behind that prefix then turns noise into a chunk of actions, in ten Euler steps that draw no noise
-of their own. Such a chain is what recipes for deterministic samplers decode: a window of states is
-scored in one forward over many rows, all behind the same prefix.
+Such a policy has no action tokens. It encodes images, text and state once; conditioned on that
+prefix, a small action expert turns noise into a chunk of actions in ten deterministic Euler steps.
+Recipes for deterministic samplers decode this chain: a window of states is scored in one forward
+over many rows with the same prefix.
 
     steps        t = 1    0.9   0.8   0.7  ..   0
     one by one   x0  ->   x1 -> x2 -> x3  ..  x10      ten forwards of one row
@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mmspec import recipes
+from mmspec import _hf_cache, recipes
 from mmspec.decode import Parts, decode
 from mmspec.distributions.kernels import GaussianKernel
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
@@ -59,17 +59,17 @@ def sample_actions(
 
     `inputs` are those of the model's own `sample_actions`: `state` (B, max_state_dim), `input_ids`,
     `pixel_values`, `pixel_attention_mask`, `attention_mask`. `noise` (B, chunk, max_action_dim) is
-    the first state, else it is drawn from `seed`. `window` is how many states a forward may read,
-    `max_rows` how many rows. Recipe "paradigms" is lossy; with `verifier=ToleranceWindow(0)`, and
+    the first state, by default sampled from `seed`. `window` limits the states per forward,
+    `max_rows` its rows. Recipe "paradigms" is lossy; with `verifier=ToleranceWindow(0)`, and
     with `window=1`, the result is that of the model's own loop up to the rounding of float32.
 
-    Raises ValueError for models of another type, and for recipes that need what these chains lack:
-    noise in their steps, a draft model, tokens.
+    Raises ValueError for models of another type, and for recipes that need noise in each step, a
+    draft model, or tokens.
     """
     if model.config.model_type != "pi0":
         raise ValueError(
             f"{type(model).__name__} is no flow-matching policy of transformers; give a "
-            "PI0ForConditionalGeneration, or accelerate(model) for a policy that speaks tokens"
+            "PI0ForConditionalGeneration, or use accelerate(model) for a policy with action tokens"
         )
     chosen = recipes.get(recipe) if isinstance(recipe, str) else recipe
     check_flow_recipe(chosen)
@@ -83,25 +83,25 @@ def sample_actions(
     start = _start(denoiser, noise, seed)
     execution = chosen.execution
     if window is not None:
-        execution = replace(execution, most=window)
+        execution = replace(execution, max_states=window)
     chosen = replace(chosen, execution=execution, verifier=verifier or chosen.verifier)
     target = ChainTarget(denoiser, max_rows)
     kit = Kit(target, None, execution, chosen.sees, None, chosen.options)
     judge = resolve(chosen.verifier, kit)
     drafter = pair(chosen.architecture(kit), judge, target)
-    request = ChainRequest(start, KeyedNoise.seeded(seed, batch, start.device))
+    request = ChainRequest(start, KeyedNoise.from_seed(seed, batch, start.device))
     ledger = Ledger(chosen.name or "custom", replace(chosen, verifier=judge).exact, drafter.sees)
     last = list(start)
-    for kept in ledger.follow(decode(Parts(target, drafter, judge, Stop(steps)), request)):
-        for row, new in enumerate(kept.tokens):
+    for round_ in ledger.follow(decode(Parts(target, drafter, judge, Stop(steps)), request)):
+        for row, new in enumerate(round_.tokens):
             last[row] = new[-1] if new else last[row]
         if on_round is not None:
-            on_round(kept)
+            on_round(round_)
     return FlowActions(torch.stack(last).to(model.dtype), ledger.stats())
 
 
 def check_flow_recipe(recipe: Recipe) -> None:
-    """Refuse recipes that cannot decode a chain without noise. Raises ValueError."""
+    """Raises ValueError for recipes that cannot decode a deterministic chain."""
     execution, name = recipe.execution, recipe.name or "custom"
     if recipe.decodes != "latents" or not isinstance(execution, Window):
         raise ValueError(
@@ -110,19 +110,19 @@ def check_flow_recipe(recipe: Recipe) -> None:
         )
     if not execution.deterministic or recipe.gate is not None:
         raise ValueError(
-            f"recipe {name!r} verifies noise that a sampler draws in its steps, and those of a "
-            "flow-matching policy draw none; give recipe='paradigms'"
+            f"recipe {name!r} verifies sampled noise in each step, and flow-matching steps are "
+            "deterministic; give recipe='paradigms'"
         )
     if recipe.takes_drafter:
         raise ValueError(
-            f"recipe {name!r} drafts with another network, and none is taken here; give "
+            f"recipe {name!r} needs a draft model, which is not supported here; give "
             "recipe='paradigms'"
         )
 
 
 @dataclass(frozen=True, eq=False)
 class FlowPolicyDenoiser:
-    """The action expert behind a prefix that was read once; rows are independent."""
+    """The action expert with the cached prefix; rows are independent."""
 
     model: Any
     keys: Sequence[tuple[Tensor, Tensor]]  # (B, heads, L, d) each, of every layer
@@ -135,37 +135,37 @@ class FlowPolicyDenoiser:
 
     @classmethod
     def of(cls, model: Any, inputs: dict[str, Any], steps: int) -> FlowPolicyDenoiser:
-        """Read pictures and words, as the model's own `sample_actions` does.
+        """Encode images and text, as the model's own `sample_actions` does.
 
-        Raises ValueError for inputs that are missing or not known.
+        Raises ValueError for missing or unknown inputs.
         """
         names = ("state", "input_ids", "pixel_values", "pixel_attention_mask")
         missing = [name for name in names if inputs.get(name) is None]
         unknown = sorted({*inputs} - {*names, "attention_mask"})
         if missing or unknown:
-            what = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}"
+            problem = f"lacks {', '.join(missing)}" if missing else f"has {', '.join(unknown)}"
             raise ValueError(
-                f"the request {what}; pass what PI0Processor makes: {', '.join(names)} and "
+                f"the request {problem}; give the output of PI0Processor: {', '.join(names)} and "
                 "attention_mask"
             )
         state, ids, pixels, cameras = (inputs[name] for name in names)
         mask = inputs.get("attention_mask")
         embeds = model.model.embed_prefix(ids, pixels, cameras)
-        cache = model.model.vlm(
+        out = model.model.vlm(
             inputs_embeds=embeds,
             attention_mask=mask,
             position_ids=None if mask is None else mask.cumsum(-1) - 1,
             token_type_ids=torch.zeros_like(embeds)[:, :, 0],
             use_cache=True,
-        ).past_key_values
-        keys = [(layer.keys, layer.values) for layer in cache.layers]
+        )
+        keys = [(layer.keys, layer.values) for layer in _hf_cache.output_cache(out).layers]
         level = torch.arange(steps, -1, -1, dtype=torch.float64) / steps
         kernel = GaussianKernel.flow_churn(level, 0.0)
         times = level[:-1].to(state.device, torch.float32)
         return cls(model, keys, state, cameras, mask, times, kernel)
 
     def predict(self, states: Tensor, step: Tensor, row: Tensor) -> Prediction:
-        """The clean chunk x - t v of states (R, *E), v the velocity that the network says."""
+        """The clean chunk x - t v of states (R, *E), with the predicted velocity v."""
         cache, time = DynamicCache(), self.times[step]
         for layer, (keys, values) in enumerate(self.keys):
             cache.update(keys[row], values[row], layer)
@@ -175,7 +175,7 @@ class FlowPolicyDenoiser:
             timestep=time,
             pixel_attention_mask=self.cameras[row],
             attention_mask=None if self.mask is None else self.mask[row],
-            past_key_values=cache,
+            **{_hf_cache.CACHE_NAME: cache},
         ).logits
         return Prediction(states - time[:, None, None] * velocity.to(states.dtype))
 

@@ -1,4 +1,4 @@
-"""From what is typed to an episode, and from that to files: rollouts that move, and maps."""
+"""Requests from command-line settings, and animations and maps from rollouts."""
 
 from __future__ import annotations
 
@@ -7,51 +7,50 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.modalities.common import doctor_tokens, formatting
-from mmspec.modalities.common.animation import save
-from mmspec.modalities.common.families import reader
+from mmspec.modalities.common.families import make_reader
+from mmspec.modalities.common.sheets import save_animation
 from mmspec.modalities.vla import PolicySettings
-from mmspec.modalities.vla.acceptance import acceptance_map
-from mmspec.modalities.vla.animation import frames
 from mmspec.modalities.vla.plug import load, session
+from mmspec.modalities.vla.rendering import draw_acceptance_map, render_frames
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.worlds import make_world
 from mmspec.modality import Finding
 
-CALLS = ("unnorm_key", "deadline_ms", "steps")  # settings that a rollout takes as they are
+ROLLOUT_SETTINGS = ("unnorm_key", "deadline_ms", "steps")  # arguments of `rollout`
 
 
 class PolicyFormatter:
-    """Lets one policy act in a world."""
+    """Requests rollouts of a policy in an environment."""
 
     def __init__(self, source: str, model: Any, settings: PolicySettings, **options: Any) -> None:
         self.source, self.settings = source, settings
-        self.processor = formatting.processor(source, model, sees=True, **options)
-        self.world = held_out(settings.world)
-        said = {name: getattr(settings, name) for name in CALLS}
-        self.said = {name: value for name, value in said.items() if value is not None}
+        self.processor = formatting.load_processor(source, model, sees=True, **options)
+        self.world = make_held_out_world(settings.world)
+        given = {name: getattr(settings, name) for name in ROLLOUT_SETTINGS}
+        self.call_arguments = {name: value for name, value in given.items() if value is not None}
         if settings.temperature > 0:
-            self.said["temperature"] = settings.temperature
+            self.call_arguments["temperature"] = settings.temperature
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
-        """An episode; a prompt is an instruction, and without one the world says it.
+        """Arguments of `rollout`; a prompt is an instruction, by default that of the environment.
 
-        Raises ValueError where both the prompt and --instruction say something.
+        Raises ValueError if both a prompt and --instruction are given.
         """
-        words = [one for one in prompts if one.strip()]
-        said = self.settings.instruction
-        if len(prompts) > 1 or (words and said is not None):
+        given = [one for one in prompts if one.strip()]
+        setting = self.settings.instruction
+        if len(prompts) > 1 or (given and setting is not None):
             raise ValueError(
                 "an episode has one instruction; give it once, by --instruction or by --prompt"
             )
-        told = words[0] if words else said
-        made = {"environment": self.world, **self.said}
-        return made if told is None else {**made, "instruction": told}
+        instruction = given[0] if given else setting
+        made = {"environment": self.world, **self.call_arguments}
+        return made if instruction is None else {**made, "instruction": instruction}
 
     def text(self, output: Rollout) -> None:
-        """Nothing is printed: what comes out is a picture that moves."""
+        """None: the output is an animation."""
 
     def data(self, output: Rollout) -> dict[str, Any]:
-        """How it went: success, the actions, and what each answer took."""
+        """Success, actions, and statistics of each request."""
         return {
             "instruction": output.instructions[0],
             "success": output.is_success,
@@ -60,17 +59,17 @@ class PolicyFormatter:
             "latency_ms": [one.latency_ms for one in output.steps],
             "acceptance": [one.acceptance_length for one in output.steps],
             "world": self.settings.world,
-            "settings": self.said,
+            "settings": self.call_arguments,
         }
 
     def render(self, output: Rollout, path: Path) -> tuple[Path, ...]:
-        """What the camera saw, and a map of acceptance where it is wanted."""
+        """An animation of the camera images, and an acceptance map if the settings name a file."""
         name = "policy" if output.stats is None else output.stats.recipe
-        save(path, frames({name: output}))
+        save_animation(path, render_frames({name: output}))
         if self.settings.acceptance is None:
             return (path,)
         plot = Path(self.settings.acceptance)
-        acceptance_map({name: output}).save(plot)
+        draw_acceptance_map({name: output}).save(plot)
         return path, plot
 
 
@@ -78,15 +77,15 @@ formatter = PolicyFormatter
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A head, or a smaller policy, for a policy."""
-    return formatting.load_drafter(model, source, load, **options)
+    """Load a head or a smaller policy as drafter."""
+    return formatting.load_drafter(model, source, load, make_reader, **options)
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a policy, or of a pair, without reading weights."""
-    return doctor_tokens.examine(target, drafter, session, reader)
+    """Findings about a policy, or a pair, without reading weights."""
+    return doctor_tokens.examine(target, drafter, session, make_reader)
 
 
-def held_out(world: str) -> Any:
-    """A world, with goals that the zoo's policy has not seen where it knows a difference."""
+def make_held_out_world(world: str) -> Any:
+    """An environment by name, with held-out goals for "table"."""
     return make_world(world, **({"split": "held-out"} if world == "table" else {}))

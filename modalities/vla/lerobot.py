@@ -1,4 +1,4 @@
-"""Observations in the convention of LeRobot (Hugging Face): a dictionary of batched tensors.
+"""Observations in LeRobot's format: a dictionary of batched tensors.
 
 observation.images.NAME   (B, C, H, W) float in [0, 1], or uint8; `observation.image` for one
 observation.state         (B, n), optional
@@ -15,7 +15,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from mmspec.errors import described
+from mmspec.errors import format_value
 from mmspec.models.prismatic_processor import HALF_LEVEL
 
 IMAGE, IMAGES, STATE, TASK = "observation.image", "observation.images.", "observation.state", "task"
@@ -23,43 +23,43 @@ IMAGE, IMAGES, STATE, TASK = "observation.image", "observation.images.", "observ
 
 @dataclass(frozen=True)
 class Observation:
-    """What `select_action` is given, in the terms of `predict_action`."""
+    """An observation of `select_action` as arguments of `predict_action`."""
 
-    image: list[list[Image.Image]]  # of every row, of every camera
+    image: list[list[Image.Image]]  # per row, per camera
     instruction: list[str]
     state: Any | None  # (B, n)
 
 
-def read(observation: Any) -> Observation:
-    """An observation. Raises ValueError for what LeRobot would not give."""
+def parse_observation(observation: Any) -> Observation:
+    """Parse an observation. Raises ValueError for other formats."""
     if not isinstance(observation, Mapping):
         raise ValueError(
-            f"observation={described(observation)} is no dictionary; give {IMAGE} or {IMAGES}NAME, "
-            f"{TASK}, and {STATE} where it is known"
+            f"observation={format_value(observation)} is no dictionary; give {IMAGE} or "
+            f"{IMAGES}NAME, {TASK}, and {STATE} if available"
         )
-    seen = {n: v for n, v in observation.items() if n == IMAGE or str(n).startswith(IMAGES)}
-    if not seen or TASK not in observation:
+    images = {n: v for n, v in observation.items() if n == IMAGE or str(n).startswith(IMAGES)}
+    if not images or TASK not in observation:
         raise ValueError(
             f"the observation has {', '.join(map(str, observation)) or 'nothing'}; it needs a "
-            f"picture ({IMAGE} or {IMAGES}NAME) and an instruction ({TASK})"
+            f"camera image ({IMAGE} or {IMAGES}NAME) and an instruction ({TASK})"
         )
-    cameras = [_pictures(name, value) for name, value in seen.items()]
+    cameras = [_to_images(name, value) for name, value in images.items()]
     counts = sorted({len(camera) for camera in cameras})
     if len(counts) > 1:
-        raise ValueError(f"cameras show {counts} rows; give the same number of each")
+        raise ValueError(f"cameras have {counts} rows; give the same number of each")
     task = observation[TASK]
-    words = [task] * counts[0] if isinstance(task, str) else list(task)
-    if len(words) != counts[0]:
-        raise ValueError(f"{len(words)} entries of {TASK} for {counts[0]} rows; give one per row")
+    tasks = [task] * counts[0] if isinstance(task, str) else list(task)
+    if len(tasks) != counts[0]:
+        raise ValueError(f"{len(tasks)} entries of {TASK} for {counts[0]} rows; give one per row")
     rows = [list(row) for row in zip(*cameras, strict=True)]
-    return Observation(rows, words, observation.get(STATE))
+    return Observation(rows, tasks, observation.get(STATE))
 
 
-def _pictures(name: str, value: Any) -> list[Image.Image]:
-    """Pictures of one camera, colours first as LeRobot keeps them."""
+def _to_images(name: str, value: Any) -> list[Image.Image]:
+    """Images of one camera, from channels first."""
     tensor = value if isinstance(value, Tensor) else None
     if tensor is None or tensor.dim() != 4 or tensor.shape[1] != 3 or not tensor.numel():
-        raise ValueError(f"{name}={described(value)} is no batch of pictures; give (B, 3, H, W)")
+        raise ValueError(f"{name}={format_value(value)} is no batch of images; give (B, 3, H, W)")
     if tensor.is_floating_point():
         low, high = tensor.aminmax()
         if not (low >= -HALF_LEVEL and high <= 1 + HALF_LEVEL):

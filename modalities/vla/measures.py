@@ -1,4 +1,4 @@
-"""How policies are measured: on paired episodes, beside `generate()` and the last action held."""
+"""Workloads and certificates of policies: paired episodes against `generate()` and hold-last."""
 
 from __future__ import annotations
 
@@ -13,33 +13,35 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from mmspec.api import Accelerated, accelerate
-from mmspec.bench import checks, constant
+from mmspec.accelerated import Accelerated
+from mmspec.api import accelerate
+from mmspec.bench import checks
+from mmspec.bench import constant_drafter as constant
 from mmspec.bench.certificate import Check, Trial
-from mmspec.bench.progress import Progress
-from mmspec.drafters.plain import Silent
+from mmspec.bench.reporting import Progress
+from mmspec.drafters.plain import NoDraft
 from mmspec.modalities.common import measures
-from mmspec.modalities.vla import toys
-from mmspec.modalities.vla.answering import ActionsOnly
-from mmspec.modalities.vla.asked import ActionQuestion
-from mmspec.modalities.vla.judging import ERRORS, extras
+from mmspec.modalities.vla import tiny_models
 from mmspec.modalities.vla.plug import PolicySession
-from mmspec.modalities.vla.rollout import Rollout, roll_out
+from mmspec.modalities.vla.prediction import ActionsOnly
+from mmspec.modalities.vla.quality import ERRORS, extras
+from mmspec.modalities.vla.requests import ActionRequest
+from mmspec.modalities.vla.rollout import Rollout, run_single_episode
 from mmspec.modalities.vla.step_stats import TARGET, ActionStep
 from mmspec.modality import Runner, RunResult, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
-HELD = ("hold-last", "hold-last-tolerance")  # peers that every recipe of actions must beat
-CERTIFIED = 8  # steps of an episode that certificates look at
-EVALUATED = 4  # episodes in which the target is asked by itself at every step, for the errors
-DRAWN = ("temperature", "top_k", "top_p", "min_p", "do_sample")
+HOLD_LAST_RECIPES = ("hold-last", "hold-last-tolerance")  # baselines of every recipe
+MAX_STEPS = 8  # of an episode in certificates
+MAX_EVALUATED = 4  # episodes that are compared with the target's own actions
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "do_sample")
 Request = Mapping[str, Any]
 
 
 def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
-    """Episode i has the world's seed `selection.seed` + i, for everybody.
+    """Paired episodes: episode i has the environment seed `selection.seed` + i for all runners.
 
-    Raises ValueError for a batch: robots in one world act one at a time.
+    Raises ValueError for a batch: one environment has one robot.
     """
     if selection.batch > 1:
         raise ValueError("episodes are measured one robot at a time; drop --batch")
@@ -54,95 +56,103 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
 
 
 def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Workload:
-    """Requests are arguments of `rollout`; errors are judged on the first few of them."""
+    """A workload of arguments of `rollout`; action errors are of the first few episodes."""
     parts["modality"] = "vla"
     plain = accelerate(model, "plain", **parts)
 
     def peers(
         recipes: Mapping[str, Runner], seed: int, progress: Progress
     ) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
-        held = {name.replace("-", "_"): accelerate(model, name, **parts) for name in HELD}
+        held = {
+            name.replace("-", "_"): accelerate(model, name, **parts) for name in HOLD_LAST_RECIPES
+        }
         return {name: SpeculativePolicy(one) for name, one in held.items()}, {}
 
-    said = measures.settings_of(requests)
-    return measures.raced(
+    settings = measures.extract_settings(requests)
+    return measures.race_workload(
         requests,
         plain,
         SpeculativePolicy,
         OwnPolicy,
         peers=peers,
-        controls=partial(constant.controls, model, **parts),
-        judged=[{**one, "evaluate": True} for one in requests[:EVALUATED]],
+        controls=partial(constant.make_controls, model, **parts),
+        judged=[{**one, "evaluate": True} for one in requests[:MAX_EVALUATED]],
         qualities=ERRORS,
         extras=extras,
-        is_greedy=not said.get("temperature"),
-        settings={name: one for name, one in said.items() if name != "episode"},
+        is_greedy=not settings.get("temperature"),
+        settings={name: one for name, one in settings.items() if name != "episode"},
     )
 
 
 class SpeculativePolicy(Speculative):
-    """Our loop with some recipe: an episode, or a single question of a tiny model."""
+    """Our loop with some recipe: an episode, or a single request of a tiny model."""
 
     def run(self, request: Request, seed: int) -> RunResult:
         if "environment" in request:
             found: Rollout = self.fast.rollout(**request, seed=seed)
-            return of_rollout(found, self.fast.recipe.exact)
-        toys.remember(self.fast, [0])
+            return rollout_result(found, self.fast.recipe.exact)
+        tiny_models.set_history(self.fast, [0])
         self.fast.predict_action(**request, seed=seed)
         stats: Any = self.fast.last_stats
-        said = [list(self.fast.steps(0)[-1].tokens)]
-        return RunResult(said, 1, stats.target_calls, stats.exact, stats=stats)
+        tokens = [list(self.fast.steps(0)[-1].tokens)]
+        return RunResult(tokens, 1, stats.target_calls, stats.exact, stats=stats)
 
 
 @dataclass(frozen=True)
 class OwnPolicy(Runner):
-    """The model's own `generate()`, in the same loop with the world."""
+    """The model's own `generate()`, in the same closed loop."""
 
     plain: Accelerated
 
     def run(self, request: Request, seed: int) -> RunResult:
         session: PolicySession = self.plain.session
         if "environment" not in request:
-            said = self._said(session.question((), request))
-            return RunResult([said], 1, len(said) - 1)
-        how = {n: v for n, v in request.items() if n not in ("environment", "evaluate", "episode")}
-        told = {name: how.pop(name, None) for name in ("instruction", "steps")}
+            tokens = self._generate(session.prepare_request((), request))
+            return RunResult([tokens], 1, len(tokens) - 1)
+        omitted = ("environment", "evaluate", "episode")
+        options = {n: v for n, v in request.items() if n not in omitted}
+        own = {name: options.pop(name, None) for name in ("instruction", "steps")}
 
-        def act(picture: Any, words: str) -> tuple[np.ndarray, ActionStep]:
-            begun = perf_counter()
-            question = session.question((picture, words), how)
-            said, policy = self._said(question), session.binder.bind(question.key)
-            action, count = policy.units(policy.filled(said, None)), len(said)
-            spent = 1e3 * (perf_counter() - begun)
+        def act(image: Any, instruction: str) -> tuple[np.ndarray, ActionStep]:
+            start = perf_counter()
+            action_request = session.prepare_request((image, instruction), options)
+            tokens = self._generate(action_request)
+            policy, count = session.binder.bind(action_request.key), len(tokens)
+            action = policy.to_units(policy.decode_tokens(tokens, None))
+            latency_ms = 1e3 * (perf_counter() - start)
+            sources = (TARGET,) * count
             step = ActionStep(
-                0, tuple(said), (TARGET,) * count, count, count - 1, (), None, 0, 0, spent, False
+                0, tuple(tokens), sources, count, count - 1, (), None, 0, 0, latency_ms, False
             )
             return action, step
 
         episode = request.get("episode", seed)
         torch.manual_seed(seed)
-        return of_rollout(
-            roll_out(request["environment"], act, lambda *_: None, episode, **told), True
-        )
+        rollout = run_single_episode(request["environment"], act, lambda *_: None, episode, **own)
+        return rollout_result(rollout, True)
 
-    def _said(self, question: ActionQuestion) -> list[int]:
-        """The tokens of `generate()`, which may say nothing but actions."""
+    def _generate(self, action_request: ActionRequest) -> list[int]:
+        """The tokens of `generate()`, restricted to action ids."""
         model = self.plain.model
-        policy = self.plain.session.binder.bind(question.key)
-        warps = {n: getattr(question.sampling, n) for n in DRAWN if question.sampling.do_sample}
+        policy = self.plain.session.binder.bind(action_request.key)
+        warpers = {
+            n: getattr(action_request.sampling, n)
+            for n in SAMPLING
+            if action_request.sampling.do_sample
+        }
         with torch.no_grad():
             ids = model.generate(
-                **question.inputs,
-                **{"do_sample": False, **warps},
-                max_new_tokens=policy.places,
+                **action_request.inputs,
+                **{"do_sample": False, **warpers},
+                max_new_tokens=policy.num_tokens,
                 logits_processor=[_Allowed(ActionsOnly(policy.space.codes))],
                 pad_token_id=policy.space.codes.first,
             )
-        return [int(one) for one in ids[0, -policy.places :]]
+        return [int(one) for one in ids[0, -policy.num_tokens :]]
 
 
 class _Allowed(LogitsProcessor):
-    """`ActionsOnly` as transformers takes it."""
+    """`ActionsOnly` as a logits processor of transformers."""
 
     def __init__(self, allowed: ActionsOnly) -> None:
         self.allowed = allowed
@@ -152,8 +162,8 @@ class _Allowed(LogitsProcessor):
         return found
 
 
-def of_rollout(found: Rollout, exact: bool) -> RunResult:
-    """Calls are per action, since a worse policy may need more of those; so is the count."""
+def rollout_result(found: Rollout, exact: bool) -> RunResult:
+    """The result of a rollout; calls are per action, since episodes differ in length."""
     steps, actions = found.steps, len(found.actions)
     return RunResult(
         values=found.tokens,
@@ -168,7 +178,14 @@ def of_rollout(found: Rollout, exact: bool) -> RunResult:
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
     """Tiny models and the user's own, as `measures.counted` says. Raises ValueError as it does."""
-    return measures.counted(recipe, trial, toys.bound, toys.acting, "components", _equalities)
+    return measures.certify_counts(
+        recipe,
+        trial,
+        tiny_models.bind_recipe,
+        tiny_models.action_subject,
+        "components",
+        _equalities,
+    )
 
 
 def _equalities(fast: Accelerated, trial: Trial) -> Iterator[Check]:
@@ -177,16 +194,16 @@ def _equalities(fast: Accelerated, trial: Trial) -> Iterator[Check]:
     spaces = session.binder.spaces
     parts |= {"actions": spaces.given} if spaces.given else {"unnorm_key": spaces.key}
     other = accelerate(fast.model, "plain", **parts)
-    is_plain = isinstance(session.bound.drafter, Silent)
+    is_plain = isinstance(session.bound.drafter, NoDraft)
     mine, plain = SpeculativePolicy(fast), None if is_plain else SpeculativePolicy(other)
-    requests = [_shortened(one) for one in trial.requests] or [toys.asked()]
-    bare = [{n: v for n, v in one.items() if n not in DRAWN} for one in requests]
+    requests = [_limit_steps(one) for one in trial.requests] or [tiny_models.tiny_request()]
+    bare = [{n: v for n, v in one.items() if n not in SAMPLING} for one in requests]
     yield checks.greedy_equality(plan, OwnPolicy(other), mine, bare, trial, "generate()")
-    drawn = [{**one, "temperature": 1.0} for one in bare]
-    yield checks.seeded_equality(plan, plain, mine, drawn, trial)
+    sampled = [{**one, "temperature": 1.0} for one in bare]
+    yield checks.seeded_equality(plan, plain, mine, sampled, trial)
 
 
-def _shortened(request: Request) -> dict[str, Any]:
-    """An episode's first steps: where all are the same, so is the next question."""
-    steps = min(request.get("steps", CERTIFIED), CERTIFIED)
+def _limit_steps(request: Request) -> dict[str, Any]:
+    """Limit an episode to its first steps."""
+    steps = min(request.get("steps", MAX_STEPS), MAX_STEPS)
     return {**request, "steps": steps} if "environment" in request else dict(request)

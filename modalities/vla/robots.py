@@ -1,4 +1,4 @@
-"""The robots that one policy drives: what each did, and whether it is being asked right now."""
+"""The robots of a policy: their history, and which of them have a prediction in progress."""
 
 from __future__ import annotations
 
@@ -15,32 +15,32 @@ from torch import Tensor
 
 from mmspec.codes.actions import ActionSpace
 from mmspec.codes.episodes import Episode
-from mmspec.errors import described, is_whole
+from mmspec.errors import format_value, is_integer
 from mmspec.modalities.vla.step_stats import ActionStep
 
-REMEMBERED = 4096  # steps of an episode whose statistics are kept
+MAX_STEPS = 4096  # steps of an episode whose statistics are kept
 
 
 @dataclass(eq=False)
 class Robot:
-    """One of them. Actions are normalised."""
+    """The state of one robot. Actions are normalised."""
 
     episode: Episode
-    predicted: list[Tensor] = field(default_factory=list)  # (D,) each, not known to be carried out
-    queue: list[np.ndarray] = field(default_factory=list)  # of a chunk, not handed out yet
-    is_observed: bool = False  # whether somebody says what is carried out
-    questions: int = 0  # since the reset
-    steps: deque[ActionStep] = field(default_factory=lambda: deque(maxlen=REMEMBERED))
+    predicted: list[Tensor] = field(default_factory=list)  # (D,) each, not yet executed
+    queue: list[np.ndarray] = field(default_factory=list)  # rest of a chunk
+    is_observed: bool = False  # whether executed actions are reported by `observe`
+    num_requests: int = 0  # since the reset
+    steps: deque[ActionStep] = field(default_factory=lambda: deque(maxlen=MAX_STEPS))
 
-    def settle(self) -> None:
-        """Take what was predicted for what was done, where nobody says what was."""
+    def commit_predictions(self) -> None:
+        """Record predicted actions as executed, unless `observe` reports them."""
         if not self.is_observed:
             for action in self.predicted:
                 self.episode.observe(action)
         self.predicted = []
 
     def check(self, state: Tensor | None) -> None:  # (S,)
-        """Refuse a state now and then, and one of another length. Raises ValueError."""
+        """Raises ValueError for a state given only sometimes, or of another length."""
         done, states = self.episode.actions, self.episode.states
         if done and (state is None) != (len(states) < len(done)):
             raise ValueError(
@@ -49,8 +49,8 @@ class Robot:
             )
         if state is not None and states and len(state) != len(states[-1]):
             raise ValueError(
-                f"state of {len(state)} numbers behind states of {len(states[-1])}; give the same "
-                "ones all along an episode, or reset() first"
+                f"state of {len(state)} numbers after states of {len(states[-1])}; give the same "
+                "length in an episode, or reset() first"
             )
 
     def observe(self, action: Tensor, state: Tensor | None) -> None:  # (D,) normalised, (S,)
@@ -59,60 +59,57 @@ class Robot:
 
     def reset(self, success: bool | None) -> None:
         self.episode.reset(success)
-        self.predicted, self.queue, self.questions = [], [], 0
+        self.predicted, self.queue, self.num_requests = [], [], 0
         self.is_observed = False
         self.steps.clear()
 
 
 class Robots:
-    """Robots by number; made when they are first spoken of.
+    """Robots by number, created on first use.
 
-    While an action of a robot is being predicted, nobody else may ask it, tell it something, or
-    reset it: that is refused, not waited for, since a stream may pause in the middle of an action.
+    While an action of a robot is being predicted, other calls for it are refused with an error.
+    They do not wait, since a stream may pause in the middle of an action.
     """
 
     def __init__(self) -> None:
         self._known: dict[int, Robot] = {}
-        self._asked: set[int] = set()
+        self._reserved: set[int] = set()
         self._lock = Lock()
 
     @contextmanager
-    def asked(self, numbers: Sequence[int], space: ActionSpace) -> Iterator[list[Robot]]:
-        """Those robots, for whoever predicts their actions.
+    def reserve(self, numbers: Sequence[int], space: ActionSpace) -> Iterator[list[Robot]]:
+        """Reserve robots while their actions are predicted.
 
-        Raises ValueError where one is being asked already, and for one whose episode began with
-        other action statistics.
+        Raises ValueError if one is reserved already, or began its episode with other action
+        statistics.
         """
         with self._lock:
             self._check_free(numbers)
             rows = [self._get(number, space) for number in numbers]
-            self._asked |= set(numbers)
+            self._reserved |= set(numbers)
         try:
             yield rows
         finally:
             with self._lock:
-                self._asked -= set(numbers)
+                self._reserved -= set(numbers)
 
     @contextmanager
-    def told(
+    def access(
         self, numbers: Sequence[int], space: Callable[[], ActionSpace]
     ) -> Iterator[list[Robot]]:
-        """Those robots, for whoever tells them something, which is quickly done.
-
-        A new one has that space; one that is known keeps its own.
-        """
+        """Lock robots for a short update; new ones get `space`, others keep their own."""
         with self._lock:
             self._check_free(numbers)
             known = self._known
             yield [known.get(number) or self._get(number, space()) for number in numbers]
 
     def steps(self, number: int) -> tuple[ActionStep, ...]:
-        """What a robot was asked since its reset; nothing where it is not known."""
+        """Steps of a robot since its reset; empty if it is not known."""
         with self._lock:
             return tuple(self._known[number].steps) if number in self._known else ()
 
     def reset(self, numbers: Sequence[int] | None, success: Sequence[bool | None]) -> None:
-        """Begin anew: those robots, or all; `success` is one for all, or one for each."""
+        """Start new episodes of the given robots, or all; `success` is one for all, or one each."""
         with self._lock:
             chosen = sorted(self._known) if numbers is None else list(numbers)
             self._check_free(chosen)
@@ -128,8 +125,8 @@ class Robots:
 
     def _get(self, number: int, space: ActionSpace) -> Robot:
         robot = self._known.get(number)
-        begun = robot is not None and (robot.episode.actions or robot.questions)
-        if robot is None or (robot.episode.space != space and not begun):
+        has_begun = robot is not None and (robot.episode.actions or robot.num_requests)
+        if robot is None or (robot.episode.space != space and not has_begun):
             outcomes = [] if robot is None else robot.episode.outcomes
             robot = self._known[number] = Robot(Episode(space, outcomes=outcomes))
         if robot.episode.space != space:
@@ -140,36 +137,36 @@ class Robots:
         return robot
 
     def _check_free(self, numbers: Sequence[int]) -> None:
-        busy = sorted(self._asked & set(numbers))
+        busy = sorted(self._reserved & set(numbers))
         if busy:
             raise ValueError(
-                f"an action of robot {busy[0]} is being predicted already, by another thread or by "
-                "a stream; wait for it, or give every thread a robot of its own: robots=[number]"
+                f"an action of robot {busy[0]} is already being predicted, by another thread or a "
+                "stream; wait for it, or use one robot per thread: robots=[number]"
             )
 
 
-def numbers_of(robots: Any, count: int | None) -> list[int]:
-    """Numbers of robots, one per row; 0, 1, ... if nothing is said. Raises ValueError."""
+def parse_robots(robots: Any, count: int | None) -> list[int]:
+    """Numbers of robots, one per row, by default 0, 1, ... Raises ValueError for bad numbers."""
     if robots is None:
         return list(range(1 if count is None else count))
     robots = robots.tolist() if isinstance(robots, np.ndarray) else robots
-    listed = isinstance(robots, Sequence) and not isinstance(robots, str)
-    if not listed or not robots or not all(is_whole(one) and one >= 0 for one in robots):
+    is_list = isinstance(robots, Sequence) and not isinstance(robots, str)
+    if not is_list or not robots or not all(is_integer(one) and one >= 0 for one in robots):
         raise ValueError(
-            f"robots={described(robots)} are no numbers of robots; give a list, such as [0, 2]"
+            f"robots={format_value(robots)} are no numbers of robots; give a list, such as [0, 2]"
         )
     found = [int(one) for one in robots]
     if len(set(found)) < len(found):
-        raise ValueError(f"robots={found} names a robot twice; ask for one action of each")
+        raise ValueError(f"robots={found} names a robot twice; request one action of each")
     if count is not None and len(found) != count:
         raise ValueError(
-            f"robots={found} names {len(found)} robots for {count} pictures; give one each"
+            f"robots={found} names {len(found)} robots for {count} rows; give one each"
         )
     return found
 
 
-def rows_of(name: str, values: Any, count: int, width: int | None) -> Tensor:  # (count, width)
-    """Numbers of every robot. Raises ValueError for another count or width, or for no numbers."""
+def parse_rows(name: str, values: Any, count: int, width: int | None) -> Tensor:  # (count, width)
+    """Convert to rows, one per robot. Raises ValueError for other shapes, NaN and infinity."""
     if isinstance(values, Tensor):
         found = values.detach().to("cpu", torch.float64)
     else:
@@ -178,12 +175,15 @@ def rows_of(name: str, values: Any, count: int, width: int | None) -> Tensor:  #
         except (TypeError, ValueError):
             found = torch.empty(0)
     rows = found[None] if found.dim() == 1 and count == 1 else found
-    if rows.dim() != 2 or len(rows) != count or width not in (None, rows.shape[1]):
-        wanted = "n" if width is None else str(width)
+    is_shaped = rows.dim() == 2 and len(rows) == count and rows.numel() > 0
+    if not is_shaped or width not in (None, rows.shape[1]):
+        columns = "n" if width is None else str(width)
         raise ValueError(
-            f"{name}={described(values)} of shape {tuple(found.shape)} for {count} "
-            f"robot{'s' * (count > 1)}; give ({count}, {wanted}) numbers"
+            f"{name}={format_value(values)} of shape {tuple(found.shape)} for {count} "
+            f"robot{'s' * (count > 1)}; give ({count}, {columns}) numbers"
         )
     if not bool(rows.isfinite().all()):
-        raise ValueError(f"{name}={described(values)} holds NaN or infinity; give finite numbers")
+        raise ValueError(
+            f"{name}={format_value(values)} holds NaN or infinity; give finite numbers"
+        )
     return rows

@@ -1,4 +1,4 @@
-"""Episodes in closed loop: the policy answers, the world moves, and both are written down."""
+"""Rollouts: run a policy and an environment in closed loop, and record both."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from mmspec.errors import check_number, described
+from mmspec.errors import check_number, format_value
 from mmspec.modalities.vla.step_stats import ActionStats, ActionStep
 
-Asked = tuple[Any, str]  # picture, words
-Answered = tuple[np.ndarray, ActionStep]  # actions (n, D)
-Act = Callable[[Any, str], Answered]
-Tell = Callable[[np.ndarray, Any], None]  # the action (D,) carried out, the state it led to
+PolicyRequest = tuple[Any, str]  # image, instruction
+PolicyResponse = tuple[np.ndarray, ActionStep]  # actions (n, D)
+Predict = Callable[[Any, str], PolicyResponse]
+OnAction = Callable[[np.ndarray, Any], None]  # executed action (D,), resulting state
 
 
 class Environment(Protocol):
-    """A `gymnasium.Env` whose observation holds "image" (H, W, 3) uint8, and "state" if known."""
+    """A `gymnasium.Env`; observations have "image" (H, W, 3) uint8, and "state" if available."""
 
     action_space: Any
 
@@ -28,90 +28,93 @@ class Environment(Protocol):
 
 @dataclass(frozen=True)
 class Rollout:
-    """An episode as it went; T actions of D components in the robot's units."""
+    """A recorded episode; T actions of D components in the robot's units."""
 
-    images: list[np.ndarray]  # T + 1 of (H, W, 3) uint8: what the camera saw
+    images: list[np.ndarray]  # T + 1 of (H, W, 3) uint8, observed
     actions: np.ndarray  # (T, D)
-    states: list[np.ndarray]  # T + 1 of (n,); none where the world has none
-    tokens: list[list[int]]  # of every question
-    instructions: list[str]  # of every question
+    states: list[np.ndarray]  # T + 1 of (n,); empty if the environment has no states
+    tokens: list[list[int]]  # of each request
+    instructions: list[str]  # of each request
     is_success: bool
-    steps: tuple[ActionStep, ...]  # of every question
+    steps: tuple[ActionStep, ...]  # of each request
     stats: ActionStats | None = None
     seed: int | None = None
 
     @property
     def seconds(self) -> float:
-        """What the policy took; the world's own time is not in it."""
+        """Total latency of the policy, without the time of the environment."""
         return sum(one.latency_ms for one in self.steps) / 1e3
 
 
-Walk = Generator[Asked, Answered, Rollout]  # an episode that asks, and waits for the answer
+EpisodeSteps = Generator[
+    PolicyRequest, PolicyResponse, Rollout
+]  # yields requests, receives responses
 
 
-def roll_out(
+def run_single_episode(
     environment: Environment,
-    act: Act,
-    tell: Tell,
+    act: Predict,
+    on_action: OnAction,
     seed: int | None = None,
     instruction: str | None = None,
     steps: int | None = None,
 ) -> Rollout:
-    """Let `act` answer until the world ends the episode, or after so many `steps`; see `walk`."""
-    walks = [walk(environment, tell, seed, instruction, steps)]
-    (found,) = side_by_side(walks, lambda _, asked: [act(*one) for one in asked])
+    """Run one episode with a policy `act`; see `run_episode`."""
+    episodes = [run_episode(environment, on_action, seed, instruction, steps)]
+    (found,) = run_in_parallel(episodes, lambda _, requests: [act(*one) for one in requests])
     return found
 
 
-def side_by_side(
-    walks: Sequence[Walk], act: Callable[[Sequence[int], Sequence[Asked]], Sequence[Answered]]
+def run_in_parallel(
+    episodes: Sequence[EpisodeSteps],
+    act: Callable[[Sequence[int], Sequence[PolicyRequest]], Sequence[PolicyResponse]],
 ) -> list[Rollout]:
-    """Several episodes at once: `act` is asked for all that are under way, by their places."""
-    asked = dict(enumerate(map(next, walks)))
+    """Run several episodes at once: `act` gets the indices and requests of all active ones."""
+    requests = dict(enumerate(map(next, episodes)))
     done: dict[int, Rollout] = {}
-    while asked:
-        places = list(asked)
-        for at, answer in zip(places, act(places, list(asked.values())), strict=True):
+    while requests:
+        indices = list(requests)
+        for at, response in zip(indices, act(indices, list(requests.values())), strict=True):
             try:
-                asked[at] = walks[at].send(answer)
+                requests[at] = episodes[at].send(response)
             except StopIteration as end:
                 done[at] = end.value
-                del asked[at]
-    return [done[at] for at in range(len(walks))]
+                del requests[at]
+    return [done[at] for at in range(len(episodes))]
 
 
-def walk(
+def run_episode(
     environment: Environment,
-    tell: Tell,
+    on_action: OnAction,
     seed: int | None = None,
     instruction: str | None = None,
     steps: int | None = None,
-) -> Walk:
-    """An episode until the world ends it, or after so many `steps`.
+) -> EpisodeSteps:
+    """Run an episode until the environment ends it, or for at most `steps` steps.
 
-    Without an `instruction` each question takes the world's own (`info["instruction"]`), which may
-    change on the way. Actions of a chunk are carried out one after the other. Raises ValueError
-    for a world that shows no picture or, without an instruction, says none.
+    The default of `instruction` is `info["instruction"]` of the environment at each request.
+    Actions of a chunk are executed in order. Raises ValueError for an environment without an image
+    or without any instruction.
     """
     if steps is not None:
         check_number("steps", steps, 1, whole=True, example=80)
     observation, info = environment.reset(seed=seed)
     kind = environment.action_space.dtype
-    images, states = [_picture(observation)], [observation.get("state")]
+    images, states = [_read_image(observation)], [observation.get("state")]
     actions: list[np.ndarray] = []
-    answers: list[ActionStep] = []
-    words: list[str] = []
+    action_steps: list[ActionStep] = []
+    instructions: list[str] = []
     is_over = is_success = False
     while not is_over:
-        words.append(_words(instruction, info))
-        chunk, answer = yield images[-1], words[-1]
-        answers.append(answer)
+        instructions.append(_read_instruction(instruction, info))
+        chunk, step = yield images[-1], instructions[-1]
+        action_steps.append(step)
         for action in chunk:
             observation, _, terminated, truncated, info = environment.step(action.astype(kind))
             actions.append(action)
-            images.append(_picture(observation))
+            images.append(_read_image(observation))
             states.append(observation.get("state"))
-            tell(action, states[-1])
+            on_action(action, states[-1])
             is_success = is_success or bool(info.get("is_success", False))
             is_over = bool(terminated or truncated) or (steps is not None and len(actions) >= steps)
             if is_over:
@@ -120,35 +123,35 @@ def walk(
         images=images,
         actions=np.stack(actions),
         states=[one for one in states if one is not None],
-        tokens=[list(one.tokens) for one in answers],
-        instructions=words,
+        tokens=[list(one.tokens) for one in action_steps],
+        instructions=instructions,
         is_success=is_success,
-        steps=tuple(answers),
+        steps=tuple(action_steps),
         seed=seed,
     )
 
 
 def check_worlds(worlds: Sequence[Any]) -> Sequence[Any]:
-    """Refuse no worlds, and one that is there twice. Raises ValueError."""
+    """Raises ValueError for an empty list, and for an environment that is in it twice."""
     if not worlds:
-        raise ValueError("environment=[] holds no world; give one for every robot")
+        raise ValueError("environment=[] is empty; give one environment per robot")
     own = [id(one) for one in worlds if not isinstance(one, str)]
     if len(set(own)) < len(own):
-        raise ValueError("a world is in environment= twice; make one for every robot")
+        raise ValueError("an environment is in environment= twice; create one per robot")
     return worlds
 
 
-def _picture(observation: Any) -> np.ndarray:
+def _read_image(observation: Any) -> np.ndarray:
     if not isinstance(observation, dict) or "image" not in observation:
         raise ValueError(
-            f"the world observes {described(observation)}; a policy needs a dictionary with the "
-            "camera's picture as 'image', (H, W, 3) of uint8"
+            f"the environment observes {format_value(observation)}; a policy needs a dictionary "
+            "with the camera image as 'image', (H, W, 3) of uint8"
         )
     found: np.ndarray = observation["image"]
     return found
 
 
-def _words(instruction: str | None, info: dict[str, Any]) -> str:
+def _read_instruction(instruction: str | None, info: dict[str, Any]) -> str:
     if instruction is None and "instruction" not in info:
-        raise ValueError("the world says no instruction; give instruction= some words")
+        raise ValueError("the environment gives no instruction; give instruction=")
     return instruction if instruction is not None else str(info["instruction"])

@@ -9,7 +9,7 @@ from mmspec.modality import Entry, Modality, Source, setting
 
 
 def owns(source: Source) -> bool:
-    """Anything of transformers with a configuration, and any name that may be on a hub."""
+    """Whether a source is a model of transformers, or a name that may be on a hub."""
     if source.model_type is not None or "PreTrainedModel" in source.classes:
         return True
     return isinstance(source.given, str | Path) and not source.classes
@@ -17,20 +17,17 @@ def owns(source: Source) -> bool:
 
 @dataclass(frozen=True)
 class LanguageSettings:
-    """Pictures, how much to say and how freely; which examples of the zoo to measure on.
+    """Images and clips of the prompt, generation settings, and the examples of `mmspec bench`."""
 
-    A clip is a way to ask: the same model reads pictures, clips and both, so it has one owner.
-    """
-
-    image: str | None = setting(None, "A picture file, or zoo:scene.")
-    video: str | None = setting(None, "A video file, a folder of pictures, or zoo:clip.")
-    frames: int | None = setting(None, "Frames of the video, evenly spread; 16 if not said.", min=1)
-    fps: float | None = setting(None, "Frames of the video a second, in the place of --frames.")
-    max_new_tokens: int = setting(64, "Tokens to write at most.", min=1)
+    image: str | None = setting(None, "An image file, or zoo:scene.")
+    video: str | None = setting(None, "A video file, a folder of images, or zoo:clip.")
+    frames: int | None = setting(None, "Evenly spread frames of the video; default: 16.", min=1)
+    fps: float | None = setting(None, "Frames of the video per second, instead of --frames.")
+    max_new_tokens: int = setting(64, "Maximum number of new tokens.", min=1)
     temperature: float = setting(0.0, "0 is greedy.", min=0)
     kind: str | None = setting(
         None,
-        "Of the zoo's examples; both if not said.",
+        "Kind of bundled examples; default: both.",
         choices=("caption", "question"),
         only="bench",
     )
@@ -47,6 +44,7 @@ MODALITY = Modality(
     zoo=Entry.read_entries(__name__),
     parts=("compressor", "kv", "tree", "length", "sees", "check"),
     is_general=True,
+    offers=("image input",),
     survey="mmspec.modalities.vlm.survey",
     training_data="mmspec.modalities.vlm.training_data",
 )

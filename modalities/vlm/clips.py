@@ -1,11 +1,10 @@
-"""Clips: frames out of a file, a folder, pictures or a tensor, chosen by number or by rate.
+"""Read clips: frames of a file, a folder, a list of images or a tensor, selected by count or rate.
 
     clip = read("birds.mp4", frames=16)
-    inputs = processor(text=prompt, **shown([clip]), return_tensors="pt")
+    inputs = processor(text=prompt, **processor_arguments([clip]), return_tensors="pt")
 
-Processors are told when each frame was shown, and sample nothing again: temporal positions and
-time stamps are those of the clip. Files are decoded by PyAV, as transformers does; the rest needs
-nothing: `pip install mmspec[video]`.
+Processors get the time of each frame and do not sample again: temporal positions and time stamps
+are those of the clip. Files are decoded by PyAV (`pip install mmspec[video]`), as in transformers.
 """
 
 from __future__ import annotations
@@ -23,26 +22,27 @@ from torch import Tensor
 from torchvision.transforms.functional import pil_to_tensor
 from transformers.video_utils import VideoMetadata
 
-from mmspec.modalities.common.pictures import open_picture
+from mmspec._renamed import rename_attributes
+from mmspec.modalities.common.formatting import open_image
 from mmspec.modality import PICTURE_FILES
 
-USUAL = 16  # frames where nothing is said
-PICTURES_HZ = 2.0  # pictures that come without times: so many a second
-COVER = 0x400  # AV_DISPOSITION_ATTACHED_PIC: a single picture beside a song
+DEFAULT_FRAMES = 16
+PICTURES_HZ = 2.0  # default rate of images without time stamps
+COVER = 0x400  # AV_DISPOSITION_ATTACHED_PIC: the cover image of an audio file
 
 
 @dataclass(frozen=True)
 class VideoClip:
-    """Frames of a source, and which they are."""
+    """Selected frames of a source."""
 
     frames: Tensor  # (F, 3, rows, columns) uint8
     indices: tuple[int, ...]  # in the source
-    total: int  # frames that the source has
-    rate_hz: float  # at which it shows them
+    total: int  # frames of the source
+    rate_hz: float  # of the source
 
     @property
     def metadata(self) -> VideoMetadata:
-        """What processors ask for beside frames."""
+        """The metadata that processors need in addition to frames."""
         return VideoMetadata(
             total_num_frames=self.total,
             fps=self.rate_hz,
@@ -53,8 +53,8 @@ class VideoClip:
         )
 
 
-def shown(clips: Sequence[VideoClip]) -> dict[str, Any]:
-    """Arguments of a processor's call that show these clips, one per place in the text."""
+def processor_arguments(clips: Sequence[VideoClip]) -> dict[str, Any]:
+    """Return arguments of a processor's call for these clips, one per placeholder in the text."""
     return {
         "videos": [clip.frames for clip in clips],
         "video_metadata": [clip.metadata for clip in clips],
@@ -68,47 +68,49 @@ def read(
     fps: float | None = None,
     rate_hz: float = PICTURES_HZ,
 ) -> VideoClip:
-    """A clip of `frames` frames, evenly spread, or of `fps` a second; of 16 if neither is said.
+    """Read a clip of `frames` evenly spread frames, or of `fps` frames per second; default: 16.
 
-    `source` is a video file, a folder of pictures (in the order of their names), a list of
-    pictures, or a tensor (F, 3, rows, columns) uint8. All but files show `rate_hz` frames a second.
-    Raises ValueError for what holds no frames or cannot be read, frames of different sizes, and
-    more frames than there are.
+    `source` is a video file, a folder of images (in the order of their names), a list of images, or
+    a tensor (F, 3, rows, columns) uint8; all but files have `rate_hz` frames per second. Raises
+    ValueError for a source without frames or that cannot be read, for frames of different sizes,
+    and for more frames than the source has.
     """
     if frames is not None and fps is not None:
-        raise ValueError(f"frames={frames} and fps={fps:g} both say how many; give one of them")
+        raise ValueError(f"frames={frames} and fps={fps:g} are both given; give one of them")
     if not rate_hz > 0:
-        raise ValueError(f"rate_hz={rate_hz:g} shows no frames; give more than 0 a second")
+        raise ValueError(f"rate_hz={rate_hz:g} must be greater than 0 frames per second")
     if isinstance(source, str | Path) and not Path(source).is_dir():
-        return _decoded(Path(source), frames, fps)
+        return _decode_file(Path(source), frames, fps)
     if isinstance(source, Tensor):
         _check_tensor(source)
-        which = chosen("the tensor", len(source), rate_hz, frames, fps)
+        which = select_frames("the tensor", len(source), rate_hz, frames, fps)
         return VideoClip(source[which], tuple(which), len(source), rate_hz)
     name = str(source) if isinstance(source, str | Path) else "the list"
-    found = _pictures(Path(source)) if isinstance(source, str | Path) else list(source)
-    which = chosen(name, len(found), rate_hz, frames, fps)
-    return VideoClip(_stacked(name, (found[at] for at in which)), tuple(which), len(found), rate_hz)
+    found = _list_images(Path(source)) if isinstance(source, str | Path) else list(source)
+    which = select_frames(name, len(found), rate_hz, frames, fps)
+    return VideoClip(
+        _stack_frames(name, (found[at] for at in which)), tuple(which), len(found), rate_hz
+    )
 
 
-def chosen(
+def select_frames(
     name: str, total: int, rate_hz: float, frames: int | None, fps: float | None
 ) -> list[int]:
-    """Ascending indices of the frames that are wanted of `total`, each in the middle of its share.
+    """Return ascending indices of the selected frames, each in the middle of its share of `total`.
 
-    By rate they begin with the first one. Raises ValueError for none, and for more than there are.
+    With `fps` the first frame is index 0. Raises ValueError for no frames, and for too many.
     """
     if not total:
         raise ValueError(f"{name} holds no frames; give a clip of at least one")
     if fps is not None:
         if not 0 < fps <= rate_hz:
             raise ValueError(
-                f"fps={fps:g} is no rate for {name}, which shows {rate_hz:g} frames a second; give "
-                "more than 0 and at most that"
+                f"fps={fps:g} is out of range for {name}, which has {rate_hz:g} frames per second; "
+                "give more than 0 and at most that"
             )
         step = rate_hz / fps
         return [int(at * step) for at in range(max(math.ceil(total / step - 1e-6), 1))]
-    count = min(USUAL, total) if frames is None else frames
+    count = min(DEFAULT_FRAMES, total) if frames is None else frames
     if not 1 <= count <= total:
         raise ValueError(f"frames={count} of {name}, which has {total}; give 1 to {total}")
     return [(2 * at + 1) * total // (2 * count) for at in range(count)]
@@ -122,8 +124,8 @@ def _check_tensor(source: Tensor) -> None:
         )
 
 
-def _pictures(folder: Path) -> list[Path]:
-    """Its pictures, so that 10 stands behind 9."""
+def _list_images(folder: Path) -> list[Path]:
+    """Return the images of a folder in natural order: 10 after 9."""
     found = [path for path in folder.iterdir() if path.suffix.lower() in PICTURE_FILES]
     return sorted(found, key=lambda path: [*map(_number, re.split(r"(\d+)", path.name))])
 
@@ -132,14 +134,14 @@ def _number(part: str) -> tuple[int, str]:
     return (int(part), "") if part.isdigit() else (0, part)
 
 
-def _stacked(name: str, pictures: Iterable[Any]) -> Tensor:  # (F, 3, rows, columns) uint8
-    """Pictures or their files, in memory. Raises ValueError for those of another size."""
+def _stack_frames(name: str, pictures: Iterable[Any]) -> Tensor:  # (F, 3, rows, columns) uint8
+    """Stack images or image files. Raises ValueError for different sizes."""
     frames: list[Tensor] = []
     for at, one in enumerate(pictures):
-        picture = open_picture(one) if isinstance(one, str | Path) else one
+        picture = open_image(one) if isinstance(one, str | Path) else one
         if not isinstance(picture, Image.Image):
             raise ValueError(
-                f"{name} holds a {type(one).__name__}; give pictures of PIL or their files, or one "
+                f"{name} holds a {type(one).__name__}; give PIL images or image files, or one "
                 "tensor (frames, 3, rows, columns)"
             )
         frames.append(pil_to_tensor(picture.convert("RGB")))
@@ -152,55 +154,58 @@ def _stacked(name: str, pictures: Iterable[Any]) -> Tensor:  # (F, 3, rows, colu
     return torch.stack(frames)
 
 
-def _decoded(file: Path, frames: int | None, fps: float | None) -> VideoClip:
-    """A clip out of a file. Raises ValueError without PyAV, and for what holds no video."""
+def _decode_file(file: Path, frames: int | None, fps: float | None) -> VideoClip:
+    """Decode a video file. Raises ValueError without PyAV, and for a file without video."""
     if not file.is_file():
-        raise ValueError(f"there is no video {file}; give a file, or a folder of pictures")
+        raise ValueError(f"there is no video {file}; give a file, or a folder of images")
     try:
         import av
     except ImportError as error:
         raise ValueError(
             f"{file} cannot be decoded without PyAV; install mmspec[video], or give a folder of "
-            "pictures"
+            "images"
         ) from error
     try:
         with av.open(str(file)) as container:
             stream = _stream(file, container)
             total = sum(1 for packet in container.demux(stream) if packet.size)
             rate = float(stream.average_rate or stream.guessed_rate or PICTURES_HZ)
-            which = chosen(str(file), total, rate, frames, fps)
+            which = select_frames(str(file), total, rate, frames, fps)
             container.seek(0)
-            shown = _stacked(str(file), _frames(container, stream, set(which)))
+            decoded = _stack_frames(str(file), _frames(container, stream, set(which)))
     except av.FFmpegError as error:
         raise ValueError(
             f"{file} is not a video that can be read ({error.strerror or error}); give another "
-            "file, or a folder of pictures"
+            "file, or a folder of images"
         ) from error
-    if len(shown) < len(which):
+    if len(decoded) < len(which):
         raise ValueError(
-            f"{file} is damaged: {len(shown)} of {len(which)} frames can be decoded; give another "
-            "file, or a folder of its pictures"
+            f"{file} is damaged: {len(decoded)} of {len(which)} frames can be decoded; give "
+            "another file, or a folder of its frames"
         )
-    return VideoClip(shown, tuple(which), total, rate)
+    return VideoClip(decoded, tuple(which), total, rate)
 
 
 def _stream(file: Path, container: Any) -> Any:
-    """The stream of moving pictures; the cover of a song is none."""
+    """Return the video stream; a cover image is not one."""
     moving = [one for one in container.streams.video if not one.disposition & COVER]
     if not moving:
         kinds = sorted({stream.type for stream in container.streams}) or ["nothing"]
         raise ValueError(
-            f"{file} holds no video, only {' and '.join(kinds)}; give a file with moving pictures"
+            f"{file} holds no video, only {' and '.join(kinds)}; give a file with a video stream"
         )
     return moving[0]
 
 
-def _frames(container: Any, stream: Any, wanted: set[int]) -> Iterator[Image.Image]:
-    """The wanted frames, turned as a player would turn them."""
-    last = max(wanted)
+def _frames(container: Any, stream: Any, indices: set[int]) -> Iterator[Image.Image]:
+    """Iterate over the frames with the given indices, rotated as the file specifies."""
+    last = max(indices)
     for at, frame in enumerate(container.decode(stream)):
-        if at in wanted:
+        if at in indices:
             picture: Image.Image = frame.to_image()
             yield picture.rotate(frame.rotation, expand=True) if frame.rotation else picture
         if at == last:
             return
+
+
+__getattr__ = rename_attributes(__name__, {"shown": "processor_arguments"})

@@ -1,9 +1,9 @@
-"""A page is parsed in two stages: its regions side by side, then the whole page (HSD).
+"""Parse a page in two stages: its regions as one batch, then the whole page (HSD).
 
-    page = parse_page(fast, inputs_of_the_page, inputs_of_the_crops, texts_of_the_crops, processor)
+    page = parse_page(fast, page_inputs, region_inputs, region_texts, processor)
 
-Liao et al. 2026. What finds the regions and reads them first, a layout and OCR pipeline, is the
-caller's; `fast` is an accelerated model under recipe `hsd`, or `hsd-tolerance`.
+Liao et al. 2026. The caller provides the regions and their draft texts, from a layout and OCR
+pipeline; `fast` is a model accelerated with recipe `hsd` or `hsd-tolerance`.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ SEPARATOR = "\n\n"  # between the regions of a page, in reading order
 
 @dataclass(frozen=True)
 class ParsedPage:
-    """What the model reads on a page, and on its regions; outputs of `generate`."""
+    """Outputs of `generate` for a page and its regions."""
 
     output: Any
-    regions: Any | None  # None where there were none
-    draft: str  # what the regions became, which was the draft of the page
+    regions: Any | None  # None without regions
+    draft: str  # text of the regions, used as the draft of the page
 
 
 def parse_page(
@@ -32,19 +32,19 @@ def parse_page(
     processor: Any,
     **settings: Any,
 ) -> ParsedPage:
-    """Verify the draft of each region in one batch, then the page with what came out as its draft.
+    """Verify the drafts of all regions in one batch, then the page with the result as its draft.
 
-    `page` and `regions` are inputs of `generate`, of one row and of a row per region in reading
-    order (padded on the left); `drafts` are the regions' texts. Without `regions` the drafts make
-    up the page's as they are. Greedy and under `hsd` the page is what the model itself writes,
-    whatever the regions became. Raises ValueError for another number of drafts than of regions.
+    `page` and `regions` are inputs of `generate`: one row, and one row per region in reading order
+    (padded on the left); `drafts` are the texts of the regions. Without `regions` the drafts are
+    joined unverified. Greedy decoding with `hsd` gives the model's own page for any drafts. Raises
+    ValueError if the numbers of drafts and regions differ.
     """
-    words = vars(processor).get("tokenizer", processor)
+    tokenizer = vars(processor).get("tokenizer", processor)
     refined, found = list(drafts), None
     if regions is not None:
         found = fast.generate(**regions, **settings, drafter_inputs={"draft": list(drafts)})
         new = found.sequences[:, regions["input_ids"].shape[1] :]
-        refined = words.batch_decode(new, skip_special_tokens=True)
+        refined = tokenizer.batch_decode(new, skip_special_tokens=True)
     text = SEPARATOR.join(one.strip() for one in refined)
     output = fast.generate(**page, **settings, drafter_inputs={"draft": [text]})
     return ParsedPage(output, found, text)

@@ -1,4 +1,4 @@
-"""From what is typed to tensors, and from tokens to words: language models and their pictures."""
+"""Convert command-line prompts, images and clips to model inputs, and tokens to text."""
 
 from __future__ import annotations
 
@@ -11,39 +11,38 @@ from PIL import Image
 
 from mmspec import _hf
 from mmspec.modalities.common import doctor_tokens, formatting
-from mmspec.modalities.common.families import family, reader
-from mmspec.modalities.common.pictures import open_picture
+from mmspec.modalities.common.families import find_family, make_reader
+from mmspec.modalities.common.formatting import open_image
 from mmspec.modalities.vlm import LanguageSettings, clips
 from mmspec.modalities.vlm.plug import load, session
 from mmspec.modality import Finding
 from mmspec.targets.readers.visual import FRAMES
-from mmspec.zoo import moving
+from mmspec.zoo import motion as moving
 
 SCENE, CLIP = "zoo:scene", "zoo:clip"
-BUNDLED = Path(str(files("mmspec"))) / "zoo" / "scene.png"
+BUNDLED_IMAGE = Path(str(files("mmspec"))) / "zoo" / "scene.png"
 
 
 class LanguageFormatter:
-    """Asks one model, about a picture, a clip or both where the settings name them."""
+    """Formatter of one model; the settings may name an image, a clip or both."""
 
     def __init__(self, source: str, model: Any, settings: LanguageSettings, **options: Any) -> None:
-        media = family(model).media
+        media = find_family(model).media
         self.sees = "pixel_values" in media
         if media and not self.sees:
             raise ValueError(
-                f"{source} takes {', '.join(media)}, which a command line cannot give; call "
+                f"{source} takes {', '.join(media)}, which the command line does not support; call "
                 "mmspec.accelerate(model).generate() from Python"
             )
         if settings.image is not None and not self.sees:
             raise ValueError(
-                f"{source} is a text model and takes no picture; drop --image or choose another "
-                "model"
+                f"{source} is a text model and takes no image; drop --image or choose another model"
             )
-        _check_filming(source, model, settings)
+        _check_video(source, model, settings)
         self.source, self.model, self.settings = source, model, settings
-        self.picture = None if settings.image is None else _picture(settings.image)
-        self.films = [] if settings.video is None else [_clip(settings)]
-        self.processor = formatting.processor(source, model, self.sees, **options)
+        self.picture = None if settings.image is None else _open_image(settings.image)
+        self.videos = [] if settings.video is None else [_read_clip(settings)]
+        self.processor = formatting.load_processor(source, model, self.sees, **options)
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -58,68 +57,70 @@ class LanguageFormatter:
         self,
         prompts: Sequence[str],
         images: Sequence[Image.Image] | None = None,
-        films: Sequence[clips.VideoClip] | None = None,
+        videos: Sequence[clips.VideoClip] | None = None,
     ) -> dict[str, Any]:
-        """Tensors of the prompts on the model's device, padded on the left, and the sampling.
+        """Return inputs of the prompts on the model's device, padded on the left, and settings.
 
-        `images` and `films` are one per prompt, in the place of the one of the settings.
+        `images` and `videos`, one per prompt, replace those of the settings.
         """
         if images is None and self.picture is not None:
             images = [self.picture] * len(prompts)
-        films = self.films * len(prompts) if films is None else films
-        kinds = [kind for kind, given in (("image", images), ("video", films)) if given]
-        texts = [chat(self.processor, one, kinds) for one in formatting.checked(prompts)]
+        videos = self.videos * len(prompts) if videos is None else videos
+        kinds = [kind for kind, given in (("image", images), ("video", videos)) if given]
+        texts = [
+            format_chat(self.processor, one, kinds) for one in formatting.check_prompts(prompts)
+        ]
         if self.sees:
-            seen = clips.shown(films) if films else {}
+            video = clips.processor_arguments(videos) if videos else {}
             made = self.processor(
-                text=texts, images=images, **seen, padding=True, return_tensors="pt"
+                text=texts, images=images, **video, padding=True, return_tensors="pt"
             )
         else:
             made = self.processor(texts, padding=True, return_tensors="pt")
             made.pop("token_type_ids", None)
         device = self.model.get_input_embeddings().weight.device
         made = {name: value.to(device) for name, value in made.items()}
-        if films:
-            self._check_room(made["input_ids"].shape[1])
+        if videos:
+            self._check_length(made["input_ids"].shape[1])
         return {**made, **self.sampling}
 
-    def _check_room(self, length: int) -> None:
-        """Refuse a clip that is longer than what the model was made for. Raises ValueError."""
+    def _check_length(self, length: int) -> None:
+        """Refuse a clip that exceeds `max_position_embeddings`. Raises ValueError."""
         config = self.model.config.get_text_config(decoder=True)
-        most: int | None = getattr(config, "max_position_embeddings", None)
-        room = self.settings.max_new_tokens
-        if most is not None and length + room > most:
+        limit: int | None = getattr(config, "max_position_embeddings", None)
+        new = self.settings.max_new_tokens
+        if limit is not None and length + new > limit:
             raise ValueError(
-                f"the prompt has {length} tokens, and {self.source} is made for {most} with the "
-                f"{room} new ones; give fewer --frames"
+                f"the prompt has {length} tokens, but {self.source} takes at most {limit} with the "
+                f"{new} new ones; give fewer --frames"
             )
 
     def text(self, output: Any) -> str:
-        """The answer to a single prompt."""
-        words = formatting.tokenizer(self.processor)
-        return str(words.decode(answer(output), skip_special_tokens=True)).strip()
+        """Decode the new tokens of a single prompt."""
+        tokenizer = formatting.get_tokenizer(self.processor)
+        return str(tokenizer.decode(new_token_ids(output), skip_special_tokens=True)).strip()
 
     def data(self, output: Any) -> dict[str, Any]:
-        """The new tokens of a single prompt."""
-        return {"tokens": answer(output)}
+        """Return the new tokens of a single prompt."""
+        return {"tokens": new_token_ids(output)}
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """Writes nothing: the answer is a text."""
+        """Write no files: the output is text."""
         return ()
 
 
-def answer(output: Any) -> list[int]:
-    """New tokens of the one row of an `Output`."""
+def new_token_ids(output: Any) -> list[int]:
+    """Return the new tokens of an `Output` of one row."""
     tokens: list[int] = output.sequences[0, -output.stats.num_new_tokens :].tolist()
     return tokens
 
 
-def chat(processor: Any, prompt: str, kinds: Sequence[str]) -> str:
-    """A prompt in the model's chat form; as it is where the model has none.
+def format_chat(processor: Any, prompt: str, kinds: Sequence[str]) -> str:
+    """Format a prompt with the model's chat template, if it has one.
 
-    `kinds` are what stands before the words: "image", "video".
+    `kinds` are the media before the text: "image", "video".
     """
-    is_tokenizer = formatting.tokenizer(processor) is processor
+    is_tokenizer = formatting.get_tokenizer(processor) is processor
     if processor.chat_template:
         content = [*({"type": kind} for kind in kinds), {"type": "text", "text": prompt}]
         turn = {"role": "user", "content": prompt if is_tokenizer else content}
@@ -130,11 +131,11 @@ def chat(processor: Any, prompt: str, kinds: Sequence[str]) -> str:
     return "\n".join([*marks, prompt])
 
 
-def _check_filming(source: str, model: Any, settings: LanguageSettings) -> None:
-    """Refuse frames of no clip, and a clip for a model that reads none. Raises ValueError."""
+def _check_video(source: str, model: Any, settings: LanguageSettings) -> None:
+    """Refuse --frames without a clip, and a clip for another model. Raises ValueError."""
     if settings.video is None:
         if settings.frames is not None or settings.fps is not None:
-            raise ValueError("--frames and --fps are of a clip; give --video, or drop them")
+            raise ValueError("--frames and --fps need a clip; give --video, or drop them")
     elif FRAMES not in _hf.forward_names(model):
         raise ValueError(
             f"{source} reads no video; drop --video, or choose a model that does, such as "
@@ -142,35 +143,35 @@ def _check_filming(source: str, model: Any, settings: LanguageSettings) -> None:
         )
 
 
-def _clip(settings: LanguageSettings) -> clips.VideoClip:
+def _read_clip(settings: LanguageSettings) -> clips.VideoClip:
     assert settings.video is not None
     if settings.video == CLIP:
-        return of_the_zoo(moving.BUNDLED_CLIP.render(), settings)
+        return read_scene_clip(moving.BUNDLED_CLIP.render(), settings)
     return clips.read(settings.video, settings.frames, settings.fps)
 
 
-def of_the_zoo(frames: Sequence[Image.Image], settings: LanguageSettings) -> clips.VideoClip:
-    """A clip of moving scenes: all of its frames, or those that the settings ask for."""
+def read_scene_clip(frames: Sequence[Image.Image], settings: LanguageSettings) -> clips.VideoClip:
+    """Read a clip of moving scenes: all of its frames, or those selected by the settings."""
     count = settings.frames or (None if settings.fps else moving.FRAMES)
     return clips.read(frames, count, settings.fps, moving.RATE_HZ)
 
 
-def _picture(source: str) -> Image.Image:
-    """A picture from a file, or the zoo's own scene. Raises ValueError naming what is damaged."""
-    path = BUNDLED if source == SCENE else Path(source)
+def _open_image(source: str) -> Image.Image:
+    """Open an image file, or the bundled scene. Raises ValueError for an unreadable file."""
+    path = BUNDLED_IMAGE if source == SCENE else Path(source)
     if not path.is_file():
-        raise ValueError(f"there is no picture {source}; give a file, or {SCENE} for a bundled one")
-    return open_picture(path)
+        raise ValueError(f"there is no image {source}; give a file, or {SCENE} for a bundled one")
+    return open_image(path)
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A draft model or head for a model. Raises ValueError for what is neither."""
-    return formatting.load_drafter(model, source, load, **options)
+    """Load a draft model or head. Raises ValueError for any other folder."""
+    return formatting.load_drafter(model, source, load, make_reader, **options)
 
 
 formatter = LanguageFormatter
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a model, or of a pair, without reading weights."""
-    return doctor_tokens.examine(target, drafter, session, reader)
+    """Check a model, or a pair of models, without loading weights."""
+    return doctor_tokens.examine(target, drafter, session, make_reader)

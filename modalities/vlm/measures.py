@@ -1,4 +1,4 @@
-"""How models that write are measured: what they are asked, by whom, and who answers beside them."""
+"""Workloads and certificates of language models."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from PIL import Image
 
 from mmspec import zoo
 from mmspec.bench.certificate import Check, Trial
-from mmspec.bench.workload import Scored, facts_right, grouped, repeated
+from mmspec.bench.workload import Scored, fact_accuracy, group_batches, repeat_prompts
 from mmspec.modalities.common import measures
-from mmspec.modalities.common.measures import of_requests
-from mmspec.modalities.vlm import toys
-from mmspec.modalities.vlm.formatting import CLIP, of_the_zoo
+from mmspec.modalities.common.measures import request_workload
+from mmspec.modalities.vlm import tiny_models
+from mmspec.modalities.vlm.formatting import CLIP, read_scene_clip
 from mmspec.modality import RunResult, Selection, Workload
 from mmspec.recipe import Recipe
 from mmspec.zoo import language
-from mmspec.zoo.happenings import clip_examples, score_clip
+from mmspec.zoo.clip_questions import clip_examples, score_clip
 
 T = TypeVar("T")
-LOOK = "Describe the picture in detail."
-QUESTIONS = (
+IMAGE_PROMPT = "Describe the picture in detail."
+TEXT_PROMPTS = (
     "Write a short story about a lighthouse keeper and her dog.",
     "Explain how a bicycle stays upright.",
     "List the steps to repot a plant, one per line, and repeat them at the end.",
@@ -31,58 +31,60 @@ QUESTIONS = (
 
 
 def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
-    """Held-out scenes for models of the zoo, judged by facts; else what the user asks.
+    """Make a workload: held-out scenes scored by facts for bundled models, else the user's prompts.
 
-    Raises ValueError for a kind of the former where the latter is asked.
+    Raises ValueError for `settings.kind` with the user's prompts.
     """
     batch = selection.batch
     is_zoo = formatter.source.startswith("zoo:") and formatter.sees
-    is_asked = settings.image is not None or settings.video is not None
+    has_media = settings.image is not None or settings.video is not None
     if is_zoo and selection.prompts is None and (settings.image, settings.video) == (None, CLIP):
-        return _of_clips(model, formatter, settings, selection)
-    if is_zoo and selection.prompts is None and not is_asked:
+        return _clip_workload(model, formatter, settings, selection)
+    if is_zoo and selection.prompts is None and not has_media:
         examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
-        groups = grouped(examples, batch)
-        asked = [_shown(formatter, group) for group in groups]
-        shown = [example for group in groups for example in group]
-        quality = facts_right(partial(_facts, formatter.processor, shown, language.score))
-        return of_requests(model, asked, quality, batch, selection.drafter)
+        groups = group_batches(examples, batch)
+        requests = [_make_request(formatter, group) for group in groups]
+        examples = [example for group in groups for example in group]
+        quality = fact_accuracy(partial(_facts, formatter.processor, examples, language.score))
+        return request_workload(model, requests, quality, batch, selection.drafter)
     if settings.kind is not None:
         raise ValueError(
-            f"--kind {settings.kind} is of the zoo's examples, which a model of the zoo is asked "
-            "where nothing else is said; drop --kind, or --prompt, --image and --video"
+            f"--kind {settings.kind} selects bundled examples, which are used for bundled models "
+            "without other prompts; drop --kind, or --prompt, --image and --video"
         )
     bundled = Image.open(zoo.bundled_scene()).convert("RGB")
-    images = [bundled] * batch if formatter.sees and not is_asked else None
-    texts = repeated(selection.prompts or ([LOOK] if formatter.sees else QUESTIONS), batch)
-    asked = [formatter.request(group, images=images) for group in texts]
-    return of_requests(model, asked, None, batch, selection.drafter)
+    images = [bundled] * batch if formatter.sees and not has_media else None
+    texts = repeat_prompts(
+        selection.prompts or ([IMAGE_PROMPT] if formatter.sees else TEXT_PROMPTS), batch
+    )
+    requests = [formatter.request(group, images=images) for group in texts]
+    return request_workload(model, requests, None, batch, selection.drafter)
 
 
-def _of_clips(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
-    """Held-out clips of moving scenes, judged by facts."""
+def _clip_workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
+    """Make a workload of held-out clips of moving scenes, scored by facts."""
     examples = clip_examples(selection.count, "held-out", selection.seed, settings.kind)
-    asked, shown = [], []
-    for group in grouped(examples, selection.batch):
-        films = [of_the_zoo(one.frames, settings) for one in group]
-        asked.append(formatter.request([one.prompt for one in group], films=films))
-        shown += group
-    quality = facts_right(partial(_facts, formatter.processor, shown, score_clip))
-    return of_requests(model, asked, quality, selection.batch, selection.drafter)
+    groups, requests = group_batches(examples, selection.batch), []
+    for group in groups:
+        videos = [read_scene_clip(one.frames, settings) for one in group]
+        requests.append(formatter.request([one.prompt for one in group], videos=videos))
+    examples = [example for group in groups for example in group]
+    quality = fact_accuracy(partial(_facts, formatter.processor, examples, score_clip))
+    return request_workload(model, requests, quality, selection.batch, selection.drafter)
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
-    """As for any model of token ids; the tiny ones are language models.
+    """Certify a recipe on tiny language models and, if given, on the user's model.
 
-    Raises ValueError for a recipe that needs picture tokens.
+    Raises ValueError for a recipe that needs image tokens.
     """
-    return measures.certify(toys, recipe, trial)
+    return measures.certify(tiny_models, recipe, trial)
 
 
-def _shown(formatter: Any, examples: Sequence[language.Example]) -> dict[str, Any]:
+def _make_request(formatter: Any, examples: Sequence[language.Example]) -> dict[str, Any]:
     prompts, images = [one.prompt for one in examples], [one.image for one in examples]
-    asked: dict[str, Any] = formatter.request(prompts, images=images)
-    return asked
+    request: dict[str, Any] = formatter.request(prompts, images=images)
+    return request
 
 
 def _facts(

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import zoo
-from mmspec.modalities.common import tokens, whole
-from mmspec.modalities.common.families import reader
-from mmspec.modalities.common.text import Text, placed
+from mmspec.modalities.common import own_generate, tokens
+from mmspec.modalities.common.families import make_reader
+from mmspec.modalities.common.text_generation import TextGenerator, bind_arguments
+from mmspec.modalities.vlm.accelerated import AcceleratedLanguageModel
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
@@ -18,20 +19,20 @@ from mmspec.recipe import Recipe
 class LanguageSession(tokens.TokenSession):
     """A causal or encoder-decoder model bound to a recipe."""
 
-    calls = ("generate", "__call__")
+    interface = AcceleratedLanguageModel
 
     def __init__(self, bound: tokens.BoundTokens) -> None:
         super().__init__(bound)
-        self.text = Text(bound)
+        self.text = TextGenerator(bound)
         self.signature = self.text.signature
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
-        asked = self.text.generate if call == "generate" else self.text.hook
-        return asked(args, arguments, loop)
+        run = self.text.generate if call == "generate" else self.text.hook
+        return run(args, arguments, loop)
 
 
-class WholeSession(LanguageSession):
-    """A model with a `generate()` of its own, and what speaks in it."""
+class OwnGenerateSession(LanguageSession):
+    """A model with its own `generate()`, whose generating submodule is bound to a recipe."""
 
     def __init__(self, bound: tokens.BoundTokens, model: Any) -> None:
         super().__init__(bound)
@@ -40,19 +41,19 @@ class WholeSession(LanguageSession):
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
         if call != "generate":
             return super().run(call, args, arguments, loop)
-        given = placed(args, arguments, self.model.main_input_name)
-        return whole.generate(self.model, self.text, given, loop)
+        given = bind_arguments(args, arguments, self.model.main_input_name)
+        return own_generate.generate(self.model, self.text, given, loop)
 
 
 def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> LanguageSession:
-    """A model bound to a recipe. Raises ValueError for parts that do not fit."""
-    part = whole.speaking_part(model)
-    bound = tokens.bind(reader(model if part is None else part), recipe, drafter, parts)
-    return LanguageSession(bound) if part is None else WholeSession(bound, model)
+    """Bind a recipe to a model. Raises ValueError for parts that do not fit."""
+    part = own_generate.find_generating_part(model)
+    bound = tokens.bind(make_reader(model if part is None else part), recipe, drafter, parts)
+    return LanguageSession(bound) if part is None else OwnGenerateSession(bound, model)
 
 
 def load(source: str | Path, **options: Any) -> Any:
-    """A model from a folder, a hub name, or "zoo:NAME"."""
+    """Load a model from a folder, a hub name, or "zoo:NAME"."""
     name = str(source)
     if name.startswith("zoo:"):
         return zoo.load(name.removeprefix("zoo:"))

@@ -1,10 +1,10 @@
-"""What works among all generative classes of the installed transformers: measured, not listed.
+"""Survey of all generative classes of the installed transformers.
 
-Every class is built small and at random from its own configuration class, asked by its own
-`generate()`, and then by ours: a chain, a tree, a ragged batch, each with a drafter that is often
-wrong. Either the tokens are the same, or the request is refused with an error. A chain is sampled,
-too, and is then compared with plain decoding under the same seed; a drafter that is always right
-tells how many target calls a chain needs.
+Every class is built small and at random from its configuration class, and run by its own
+`generate()` and by ours: a chain, a tree and a ragged batch, each with a drafter that is often
+wrong. Either the tokens are equal, or the request is refused with an error. A sampled chain is
+compared with plain decoding under the same seed; a drafter that is always right measures the number
+of target calls of a chain.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from transformers.models.auto import modeling_auto
 
 from mmspec import api
 from mmspec.drafters.oracle import Oracle
-from mmspec.modalities.vlm.tiny_configs import VOCAB, tiny
+from mmspec.modalities.vlm.tiny_configs import VOCAB, tiny_config
 from mmspec.modalities.vlm.tiny_requests import WORDS, Request, requests
 from mmspec.targets.readers.reader import USES
 from mmspec.trees import Tree
@@ -34,10 +34,10 @@ LISTS = (
     *("SEQ_TO_SEQ_CAUSAL_LM", "SPEECH_SEQ_2_SEQ"),
 )
 NEW, DEEP, NEVER = 24, 4, -1e4
-FEWEST = math.ceil((NEW - 1) / (DEEP + 1))  # calls of a chain that is always right
-LARGEST = 20_000_000  # parameters; what cannot be made smaller is not built
+MIN_CALLS = math.ceil((NEW - 1) / (DEEP + 1))  # of a chain that is always right
+MAX_PARAMETERS = 20_000_000  # of a model
 STEPS = "own steps"
-ASKED: dict[str, tuple[int, Any]] = {
+USES_TESTED: dict[str, tuple[int, Any]] = {
     "chain": (1, DEEP),
     "tree": (1, Tree.branching([2, 2, 1])),
     "ragged": (2, DEEP),
@@ -46,22 +46,22 @@ ASKED: dict[str, tuple[int, Any]] = {
 
 @dataclass(frozen=True)
 class Line:
-    """One class: how it was asked, what each use came to, and why."""
+    """The result of one class: inputs, outcome of each use, and reason."""
 
     name: str
-    kind: str  # the list it stands on
-    asked: str = ""  # "text", or what stood beside it
+    kind: str  # the list that contains it
+    asked: str = ""  # inputs of the request: "text", or names of media
     chain: str = ""  # "exact", "refused", "wrong" or "crash"; empty = `generate()` cannot
     tree: str = ""
     ragged: str = ""
     seeded: str = ""  # a chain, sampled
-    read: str = ""  # how a chain is: "placed" by positions and a mask, or in its "own steps"
+    read: str = ""  # a chain: "placed" by position ids and a mask, or in the model's "own steps"
     calls: int = 0  # of a chain that is always right
     reason: str = ""
 
     @property
     def total(self) -> int:
-        """How many lines there are in all."""
+        """The number of classes."""
         return len(classes())
 
     @property
@@ -83,7 +83,7 @@ class Line:
 
 
 def classes() -> dict[str, str]:
-    """Names of the generative classes, with the list each stands on."""
+    """Return the names of the generative classes, with the list of each."""
     found: dict[str, str] = {}
     for kind in LISTS:
         for names in getattr(modeling_auto, f"MODEL_FOR_{kind}_MAPPING_NAMES").values():
@@ -93,20 +93,20 @@ def classes() -> dict[str, str]:
 
 
 def survey(only: frozenset[str] | None = None) -> Iterator[Line]:
-    """One line per class."""
+    """Measure the classes, one line per class; default: all."""
     for name, kind in sorted(classes().items()):
         if only is None or name in only:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
-                yield look(name, kind)
+                yield measure_class(name, kind)
 
 
 def markdown(lines: Sequence[Line]) -> str:
-    """The table of the guide: what works, and below it what does not and why."""
+    """Return the table of the guide: supported classes, and the others with the reason."""
     count = Counter(line.verdict for line in lines)
     asked = len(lines) - count["not asked"]
     taken, single = count["accepted"] + count["chain only"], count["one row"]
-    wide = [line.name for line in lines if line.calls > FEWEST]
+    wide = [line.name for line in lines if line.calls > MIN_CALLS]
     rows = [
         f"transformers {transformers.__version__}: {len(lines)} generative classes, of which "
         f"`generate()` itself runs {asked} on a small random configuration. Of these {taken} work "
@@ -114,8 +114,8 @@ def markdown(lines: Sequence[Line]) -> str:
         f"chains only), {single} do one row at a time, {count['refused']} are refused with an "
         f"error, {count['crash']} crash, and {count['wrong']} gave a wrong token. "
         f"{sum(line.read == STEPS for line in lines)} of those that work are read in their own "
-        f"steps. A drafter that is always right, of {DEEP} tokens, needs {FEWEST} target calls for "
-        f"{NEW} tokens {'in all of them' if not wide else 'but in ' + ', '.join(wide)}.",
+        f"steps. A drafter that is always right, of {DEEP} tokens, needs {MIN_CALLS} target calls "
+        f"for {NEW} tokens {'in all of them' if not wide else 'but in ' + ', '.join(wide)}.",
         "",
         "| class | asked with | verdict | read | calls | why |",
         "| --- | --- | --- | --- | --- | --- |",
@@ -123,8 +123,8 @@ def markdown(lines: Sequence[Line]) -> str:
     for line in lines:
         if line.verdict != "not asked":
             why = "" if line.verdict == "accepted" else _brief(line.reason)
-            told = (line.name, line.asked, line.verdict, line.read, line.calls or "", why)
-            rows.append(f"| {' | '.join(map(str, told))} |")
+            cells = (line.name, line.asked, line.verdict, line.read, line.calls or "", why)
+            rows.append(f"| {' | '.join(map(str, cells))} |")
     left = [line for line in lines if line.verdict == "not asked"]
     rows += [
         "",
@@ -136,13 +136,13 @@ def markdown(lines: Sequence[Line]) -> str:
 
 
 def _brief(reason: str) -> str:
-    """The first cause of a refusal, without numbers that differ between machines."""
+    """Return the first cause of a refusal, without numbers that differ between machines."""
     cause = re.sub(r" \(by [^)]*\)", "", reason.split("; ")[0]).replace("|", "/")
     return re.sub(r", so wrong tokens would be accepted", "", cause)
 
 
-def look(name: str, kind: str) -> Line:
-    """What one class does."""
+def measure_class(name: str, kind: str) -> Line:
+    """Build one class and run all uses."""
     try:
         model = build(name)
     except Exception as error:
@@ -158,15 +158,15 @@ def look(name: str, kind: str) -> Line:
         asked = ", ".join(n for n in request if n not in ("input_ids", "attention_mask")) or "text"
         verdicts: dict[str, Any] = {}
         reasons: list[str] = []
-        for use, (rows, shape) in ASKED.items():
+        for use, (rows, shape) in USES_TESTED.items():
             given = one if rows == 1 else request
-            verdicts[use], why = _compared(model, given, expected[rows], shape)
+            verdicts[use], why = _compare_tokens(model, given, expected[rows], shape)
             reasons += [why] if why else []
         why = "; ".join(dict.fromkeys(reasons))
         if verdicts["chain"] != "exact":
             return Line(name, kind, asked, **verdicts, reason=why)
-        read, calls = _copied(model, one, expected[1])
-        seeded = _seeded(model, one)
+        read, calls = _measure_perfect_chain(model, one, expected[1])
+        seeded = _compare_sampled(model, one)
         return Line(
             name, kind, asked, **verdicts, seeded=seeded, read=read, calls=calls, reason=why
         )
@@ -174,12 +174,12 @@ def look(name: str, kind: str) -> Line:
 
 
 def build(name: str) -> Any:
-    """A small model of a class, weights wide enough that greedy text varies."""
+    """Build a small model of a class, with weights large enough that greedy text varies."""
     cls = getattr(transformers, name)
-    config = tiny(cls.config_class)
+    config = tiny_config(cls.config_class)
     with torch.device("meta"):
         size = sum(weight.numel() for weight in cls(config).parameters())
-    if size > LARGEST:
+    if size > MAX_PARAMETERS:
         raise ValueError(f"{size} parameters are too many")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -189,17 +189,17 @@ def build(name: str) -> Any:
         for weight in model.parameters():
             if weight.dim() >= 2 and weight.is_floating_point():
                 weight.normal_(0.0, 1.4 / weight[0].numel() ** 0.5, generator=noise)
-        words = next(model.get_input_embeddings().parameters())
-        words.normal_(0.0, 1.0, generator=noise)
-        _silence(model)
+        embeddings = next(model.get_input_embeddings().parameters())
+        embeddings.normal_(0.0, 1.0, generator=noise)
+        _suppress_special_ids(model)
     model.generation_config = transformers.GenerationConfig(pad_token_id=0, bos_token_id=1)
     if model.config.is_encoder_decoder:
         model.generation_config.decoder_start_token_id = 1
     return model
 
 
-def _silence(model: Any) -> None:
-    """Rule special ids out, so that no placeholder is generated."""
+def _suppress_special_ids(model: Any) -> None:
+    """Add a bias that suppresses special ids, so that no placeholder is generated."""
     head = model.get_output_embeddings()
     if isinstance(head, nn.Linear) and head.out_features == VOCAB:
         bias = head.weight.new_full((VOCAB,), NEVER)
@@ -208,7 +208,7 @@ def _silence(model: Any) -> None:
 
 
 def _alone(request: Request) -> Request:
-    """The first row of a request of two."""
+    """Return the first row of a request of two."""
     return {name: value[: len(value) // 2] for name, value in request.items()}
 
 
@@ -219,10 +219,10 @@ def _own(model: Any, request: Request) -> list[list[int]]:
     return rows
 
 
-def _compared(
+def _compare_tokens(
     model: Any, request: Request, expected: list[list[int]], shape: Any
 ) -> tuple[str, str]:
-    """Whether our tokens are the same, and why not."""
+    """Compare our tokens with the expected ones; returns the outcome and a reason."""
     try:
         fast = api.accelerate(model, "coupled", drafter=Oracle(expected, 0.3, tree=shape, seed=1))
         out = fast.generate(**request, max_new_tokens=NEW, do_sample=False)
@@ -233,20 +233,22 @@ def _compared(
     return ("exact" if out.sequences[:, -NEW:].tolist() == expected else "wrong"), ""
 
 
-def _copied(model: Any, request: Request, expected: list[list[int]]) -> tuple[str, int]:
-    """How a chain is read, and the target calls of one that is always right."""
+def _measure_perfect_chain(
+    model: Any, request: Request, expected: list[list[int]]
+) -> tuple[str, int]:
+    """Return how a chain is read, and the target calls of one that is always right."""
     fast = api.accelerate(model, "coupled", drafter=Oracle(expected, tree=DEEP))
     calls = fast.generate(**request, max_new_tokens=NEW, do_sample=False).stats.target_calls
     session: Any = fast.session
     return STEPS if USES[0] in session.bound.backbone.stepwise else "placed", calls
 
 
-def _seeded(model: Any, request: Request) -> str:
-    """Whether a sampled chain says what plain decoding says under its seed."""
-    drawn: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "seed": 7}
-    rows = api.decode_plain(model, **request, **drawn).sequences[:, -NEW:].tolist()
+def _compare_sampled(model: Any, request: Request) -> str:
+    """Compare a sampled chain with plain decoding under the same seed."""
+    settings: dict[str, Any] = {"max_new_tokens": NEW, "do_sample": True, "seed": 7}
+    rows = api.decode_plain(model, **request, **settings).sequences[:, -NEW:].tolist()
     fast = api.accelerate(model, "coupled", drafter=Oracle(rows, 0.3, tree=DEEP, seed=1))
-    ours = fast.generate(**request, **drawn).sequences[:, -NEW:].tolist()
+    ours = fast.generate(**request, **settings).sequences[:, -NEW:].tolist()
     return "exact" if ours == rows else "wrong"
 
 

@@ -1,8 +1,7 @@
-"""Small configurations of any class of transformers, made of its default one.
+"""Small configurations of any class of transformers, made from its default one.
 
-A default configuration describes a whole model; every size in it is a field with a name, and names
-are few: widths, heads, layers, experts, vocabularies, positions. Each known name gets its small
-value, in the parts of a composite configuration too, so that widths meet where parts meet.
+Sizes are config fields with a limited set of names: widths, heads, layers, experts, vocabularies,
+positions. Each known name gets a small value, also in sub-configurations, so that widths match.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any
 from transformers import PreTrainedConfig
 
 VOCAB, WIDTH, HEADS, HEAD, LAYERS = 160, 64, 4, 16, 2
-PATCHES = 4  # along each side of a picture
+PATCHES = 4  # along each side of an image
 WINDOW = 16  # of sliding layers, shorter than any prompt of the survey
-SPECIAL = range(100, VOCAB)  # ids of placeholders and their frames; words stand below
+SPECIAL = range(100, VOCAB)  # ids of placeholders and their delimiters; smaller ids are text
 
 # names (whole, by regular expression) -> value; the first that fits
 _SIZES: tuple[tuple[str, Any], ...] = (
@@ -40,9 +39,9 @@ _SIZES: tuple[tuple[str, Any], ...] = (
         r"|feed_forward_size|feedforward_size",
         48,
     ),
-    (r"index_n_heads", 32),  # each is cut at zero: with a few, whole places score the same
+    (r"index_n_heads", 32),  # scores are clamped at zero: with few heads, positions would tie
     (r"index_kpool", 4),
-    (r"index_topk", 8),  # sparse attention leaves out what stands in a prompt of the survey
+    (r"index_topk", 8),  # less than a prompt of the survey, so that sparse attention drops tokens
     (r"swa_num_key_value_heads|num_kv_heads|kv_n_heads|num_global_key_value_heads", 2),
     (r"num_key_value_heads", 2),
     (
@@ -88,7 +87,7 @@ _TABLE = tuple((re.compile(pattern), value) for pattern, value in _SIZES)
 _IDS = re.compile(r"\w+_(token_)?(id|index)$")
 
 
-# what a rule cannot know, by model type
+# exceptions to the rules above, by model type
 _KINDS = ["sliding_attention", "full_attention"]
 _PINS = {"image_grid_pinpoints": [[PATCHES * 14, 2 * PATCHES * 14]]}
 _ROPE = {"rope_type": "default", "rope_theta": 1e4}
@@ -234,7 +233,7 @@ _OWN: Mapping[str, Mapping[str, Any]] = {
     },
 }
 _CROSSED = ("is_decoder", "add_cross_attention")
-_MISSING = {  # sizes that a default configuration leaves out, and its class asks for
+_MISSING = {  # sizes that a default configuration omits, but its class needs
     "head_dim": HEAD,
     "num_key_value_heads": HEADS,
     "num_experts_per_tok": 2,
@@ -242,18 +241,18 @@ _MISSING = {  # sizes that a default configuration leaves out, and its class ask
 }
 
 
-def tiny(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
-    """A small configuration of a class. Raises what the class raises where none can be made."""
+def tiny_config(config_class: type[PreTrainedConfig]) -> PreTrainedConfig:
+    """Make a small configuration of a class. Exceptions of the class are not caught."""
     config = config_class()
-    return _shrunk(config, {}, () if config.is_encoder_decoder else ("is_decoder",))
+    return _shrink(config, {}, () if config.is_encoder_decoder else ("is_decoder",))
 
 
-def _shrunk(
+def _shrink(
     config: PreTrainedConfig, ids: dict[str, int], roles: Sequence[str] = ()
 ) -> PreTrainedConfig:
-    """The same configuration with small sizes; `ids` are special ids given out so far, by name.
+    """Return a configuration with small sizes; `ids` are the special ids assigned so far, by name.
 
-    `roles` are the switches that make a decoder of what may also encode.
+    `roles` are boolean fields to set, such as `is_decoder`.
     """
     stored = vars(config)
     names = [one.name for one in fields(config) if one.init]
@@ -263,7 +262,7 @@ def _shrunk(
     for name, value in given.items():
         if isinstance(value, PreTrainedConfig):
             is_half = name == "decoder" and config.is_encoder_decoder
-            own[name] = _shrunk(value, ids, _CROSSED if is_half else ())
+            own[name] = _shrink(value, ids, _CROSSED if is_half else ())
         elif name in roles:
             own[name] = True
         elif isinstance(value, int) and not isinstance(value, bool):
@@ -287,7 +286,7 @@ def _shrunk(
 
 
 def _sections(rope: Mapping[str, Any]) -> dict[str, Any]:
-    """Rotary sections, one per axis, that fill what is turned of half a head."""
+    """Return rotary sections, one per axis, that fill the rotated part of half a head."""
     half = int(HEAD // 2 * rope.get("partial_rotary_factor", 1.0))
     count = len(rope.get("mrope_section") or range(3))
     rest = [half // count] * (count - 1)
@@ -312,6 +311,6 @@ def _is_kinds(name: str, value: Any) -> bool:
 
 
 def _few(kinds: Any, layers: int) -> list[str]:
-    """As many kinds as layers, the last different one at the end."""
+    """Shorten a list of layer types to `layers`, keeping all distinct types."""
     distinct = list(dict.fromkeys(kinds))
     return [distinct[min(at, len(distinct) - 1)] for at in range(layers)]

@@ -1,8 +1,8 @@
-"""Requests for any small model: text, and whatever its forward takes beside it.
+"""Requests for any small model: text, and the media that its forward takes.
 
-What a processor of a family would make is not at hand without its files, so pictures and sounds are
-tried in the few forms that there are (flat patches with grids, whole pictures, tiles) until the
-model's own encoder takes one; the prompt then gets as many placeholders as there are features.
+The processor of a family is not available without its files, so images and sounds are tried in the
+known formats (flat patches with grids, whole images, tiles) until the model's encoder accepts one;
+the prompt then gets as many placeholders as there are features.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mmspec.modalities.vlm.tiny_configs import VOCAB
 
 WORDS = range(4, 90)
 BEFORE, BEHIND = 5, 14
-RAGGED = 3  # words that the second row of a ragged batch has less
+RAGGED = 3  # tokens that the second row of a ragged batch is shorter
 _PLACEHOLDERS = {
     "image": (
         "image_token_id",
@@ -34,17 +34,17 @@ Request = dict[str, Any]
 
 
 def requests(model: Any, rows: int, seed: int = 0) -> Iterator[Request]:
-    """Requests of `rows` rows, the richest form first, text alone last."""
+    """Iterate over requests of `rows` rows: with media first, text alone last."""
     noise = torch.Generator().manual_seed(seed)
     names = _hf.forward_names(model)
     if model.config.is_encoder_decoder:
         yield from _for_encoders(model, names, rows, noise)
         return
     for kind, media in (*_pictures(model, names, noise), *_sounds(model, names, noise)):
-        for counted in (_features, _asked, _pooled):
+        for count_features in (_count_features, _probe_feature_count, _count_pooled_frames):
             try:
-                count = counted(model, kind, media)
-            except Exception:  # the encoder takes another form, or says its number otherwise
+                count = count_features(model, kind, media)
+            except Exception:  # the encoder takes another formatat, or needs another way to count
                 continue
             yield _request(model, names, rows, noise, kind, count, media)
             break
@@ -82,7 +82,7 @@ def _request(
 
 
 def placeholder(model: Any, kind: str) -> int:
-    """The id that stands for features of a kind; -1 where the model names none."""
+    """Return the placeholder id of a kind of media; -1 if the config has none."""
     for name in _PLACEHOLDERS.get(kind, ()):
         found = getattr(model.config, name, None)
         if found is not None:
@@ -95,8 +95,8 @@ def _words(count: int, noise: torch.Generator) -> list[int]:
     return ids
 
 
-def _features(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
-    """How many features the model's own encoder makes of a picture or a sound."""
+def _count_features(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
+    """Count the features that the model's encoder makes of an image or a sound."""
     names = {"image": "get_image_features", "audio": "get_audio_features"}
     encode = getattr(model, names[kind], None) or getattr(model.model, names[kind])
     with torch.no_grad():
@@ -109,33 +109,33 @@ def _features(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
     return int(sum(part.numel() for part in parts)) // int(width)
 
 
-def _asked(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
-    """The number of features that the model names when it is given one placeholder."""
+def _probe_feature_count(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
+    """Read the number of features from the error message for a single placeholder."""
     names = _hf.forward_names(model)
     request = _request(model, names, 1, torch.Generator(), kind, 1, media)
     try:
         with torch.no_grad():
             model.generate(**request, max_new_tokens=1, do_sample=False)
     except (ValueError, RuntimeError) as error:
-        told = re.search(r"features: (\d+)", str(error))
-        if told is None:
+        found = re.search(r"features: (\d+)", str(error))
+        if found is None:
             raise
-        return int(told[1])
+        return int(found[1])
     return 1
 
 
-def _pooled(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
-    """Features of a sound whose frames are halved twice."""
+def _count_pooled_frames(model: Any, kind: str, media: Mapping[str, Tensor]) -> int:
+    """Count the features of a sound: a quarter of its frames."""
     del model
     if kind != "audio":
-        raise ValueError("pictures are not frames")
+        raise ValueError("images have no frames")
     return next(iter(media.values())).shape[-1] // 4
 
 
 def _pictures(
     model: Any, names: frozenset[str], noise: torch.Generator
 ) -> Iterator[tuple[str, Request]]:
-    """One picture in the forms that encoders take."""
+    """Iterate over the formats of one image."""
     vision = getattr(model.config, "vision_config", None)
     if vision is None or not any("pixel" in name or "image" in name for name in names):
         return
@@ -154,7 +154,7 @@ def _pictures(
 def _flat(
     names: frozenset[str], patch: int, channels: int, time: int, noise: torch.Generator
 ) -> Iterator[Request]:
-    """Sixteen patches in rows, and what tells their grid."""
+    """Iterate over formats of sixteen flat patches and their grid."""
     inner = channels * patch * patch
     if "image_grid_thw" in names:
         grid = {"image_grid_thw": torch.tensor([[1, 4, 4]])}
@@ -173,7 +173,7 @@ def _flat(
 def _whole(
     model: Any, names: frozenset[str], size: int, channels: int, noise: torch.Generator
 ) -> Iterator[Request]:
-    """A whole picture, or its tiles."""
+    """Iterate over formats of a whole image, or its tiles."""
 
     def picture(*tiles: int, side: int = size) -> Tensor:
         return torch.randn(1, *tiles, channels, side, side, generator=noise)
@@ -204,7 +204,7 @@ def _whole(
 def _sounds(
     model: Any, names: frozenset[str], noise: torch.Generator
 ) -> Iterator[tuple[str, Request]]:
-    """One sound in the forms that encoders take."""
+    """Iterate over the formats of one sound."""
     if "input_features" not in names:
         return
     masks = [name for name in _FRAMES if name in names]
@@ -224,11 +224,11 @@ _FRAMES = ("feature_attention_mask", "input_features_mask", "padding_mask")
 def _for_encoders(
     model: Any, names: frozenset[str], rows: int, noise: torch.Generator
 ) -> Iterator[Request]:
-    """What an encoder reads: words, a picture or a sound."""
+    """Iterate over inputs of an encoder: text, an image or a sound."""
     for kind, media in _pictures(model, names, noise) if "input_ids" in names else ():
         try:
-            count = _features(model, kind, media)
-        except Exception:  # the encoder takes another form
+            count = _count_features(model, kind, media)
+        except Exception:  # the encoder takes another format
             continue
         yield _request(model, names, rows, noise, kind, count, media)
     if "pixel_values" in names:

@@ -1,13 +1,13 @@
-"""Speculative retrieval-augmented generation about clips: one draft per document, one verdict each.
+"""Speculative retrieval-augmented generation for clips: one draft and one verdict per document.
 
     drafter, verifier = (LanguageFormatter(name, load(name), LanguageSettings()) for name in names)
     align = ClipAlignment(clip_model, clip_processor)
     found = speculate_from_documents(drafter, verifier, question, clip, documents, align)
 
 VideoSpeculateRAG / FastV-RAG (Li and Liu 2026, arXiv 2601.01513). A small model answers once per
-retrieved document, all in one batch; the large one only says of each answer whether it holds. No
-token is speculated on, so this is no recipe: whole answers are drafts. Lossy: what comes out is an
-answer of the small model. The wording of the prompts is reconstructed.
+retrieved document, in one batch; the large one predicts Yes or No for each answer. This is not a
+recipe: drafts are whole answers. Lossy: the output is an answer of the small model. The wording of
+the prompts is reconstructed.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ JUDGE = (
     "Is this answer right? Say Yes or No."
 )
 FIELDS = ("subject", "reasoning", "answer")
-# how well names (n,) fit to pictures (k,): cosines (n, k)
+# similarity of names (n,) and images (k,): cosines (n, k)
 Alignment = Callable[[Sequence[str], Sequence[Image.Image]], Tensor]
 
 
 @dataclass(frozen=True)
 class DocumentDraft:
-    """What the small model made of one document."""
+    """The answer of the small model for one document, and its scores."""
 
     document: str
     text: str
@@ -50,16 +50,16 @@ class DocumentDraft:
     reasoning: str
     answer: str
     reliability: float = float("nan")  # P(Yes) / (P(Yes) + P(No)) of the large model
-    decided: float = float("nan")  # P(Yes) + P(No): little where it would say something else
-    alignment: float = 0.0  # of the subject with the key frame it fits best; 0 without a subject
+    decided: float = float("nan")  # P(Yes) + P(No)
+    alignment: float = 0.0  # maximum over key frames, of the subject; 0 without a subject
 
 
 @dataclass(frozen=True)
 class DocumentVerdict:
-    """The answer that was chosen, and all of them in the order of their documents."""
+    """The selected answer, and all drafts in the order of their documents."""
 
     answer: str
-    chosen: int
+    selected: int
     drafts: tuple[DocumentDraft, ...]
     key_frames: tuple[int, ...]
 
@@ -76,29 +76,31 @@ def speculate_from_documents(
     threshold: float = 0.8,
     **parts: Any,
 ) -> DocumentVerdict:
-    """Answer a question about a clip from the best of one answer per document.
+    """Answer a question about a clip: draft one answer per document, and return the best.
 
-    `drafter` and `verifier` are `LanguageFormatter`s of models that read clips. Of answers whose
-    reliability is within `delta` of the best one (0.3 in the released code) that is taken whose
-    subject fits the key frames best (`align`; without it none fits); ties go to the more reliable
-    one, then to the earlier document. `recipe` and `parts` are of the drafter. Raises ValueError
-    without documents, for a delta outside [0, 1], and for a verifier whose tokenizer has no "Yes"
-    and "No".
+    `drafter` and `verifier` are `LanguageFormatter`s of models that read clips. Among the answers
+    with a reliability within `delta` of the best one (0.3 in the released code), the one with the
+    highest alignment is selected (`align`; default: 0 for all); ties go to the more reliable one,
+    then to the earlier document. `recipe` and `parts` apply to the drafter. Raises ValueError
+    without documents, for a delta outside [0, 1], and if the verifier's tokenizer lacks "Yes" or
+    "No".
     """
     if not documents:
-        raise ValueError("no document was given, and each makes one answer; give one or more")
+        raise ValueError("no document was given; give one or more, each makes one answer")
     if not 0 <= delta <= 1:
         raise ValueError(f"delta={delta}, but it bounds a difference of probabilities; give 0 to 1")
-    said = _answers(drafter, accelerate(drafter.model, recipe, **parts), question, clip, documents)
+    texts = _generate_drafts(
+        drafter, accelerate(drafter.model, recipe, **parts), question, clip, documents
+    )
     drafts = [
         DocumentDraft(document, text, read["subject"], read["reasoning"], read["answer"])
-        for document, text, read in zip(documents, said, map(fields, said), strict=True)
+        for document, text, read in zip(documents, texts, map(parse_fields, texts), strict=True)
     ]
     yes, no = _decisions(verifier, question, clip, drafts)
     frames = key_frames(clip.frames, threshold)
     fits = _alignments(drafts, clip, frames, align)
     decided = yes + no
-    reliability = torch.where(decided > 0, yes / decided, 0.0)  # that says neither, holds nothing
+    reliability = torch.where(decided > 0, yes / decided, 0.0)
     found = tuple(
         replace(
             one,
@@ -108,37 +110,37 @@ def speculate_from_documents(
         )
         for at, one in enumerate(drafts)
     )
-    chosen = select(reliability, fits, delta)
-    return DocumentVerdict(found[chosen].answer, chosen, found, tuple(frames))
+    selected = select(reliability, fits, delta)
+    return DocumentVerdict(found[selected].answer, selected, found, tuple(frames))
 
 
 def select(reliability: Tensor, alignment: Tensor, delta: float) -> int:  # (n,), (n,)
-    """The best aligned one of those nearly as reliable as the most reliable one.
+    """Return the best aligned answer with a reliability within `delta` of the maximum.
 
-    delta = 0 is the most reliable one, delta = 1 the best aligned one.
+    delta = 0 selects the most reliable answer, delta = 1 the best aligned one.
     """
-    least = float(reliability.max()) - delta
-    nearly = [at for at in range(len(reliability)) if float(reliability[at]) >= least]
-    return max(nearly, key=lambda at: (float(alignment[at]), float(reliability[at])))
+    threshold = float(reliability.max()) - delta
+    candidates = [at for at in range(len(reliability)) if float(reliability[at]) >= threshold]
+    return max(candidates, key=lambda at: (float(alignment[at]), float(reliability[at])))
 
 
-def fields(text: str) -> dict[str, str]:
-    """Subject, reasoning and answer of a draft, in any order, case and layout; "" = not there.
+def parse_fields(text: str) -> dict[str, str]:
+    """Parse subject, reasoning and answer of a draft, in any order, case and layout; default "".
 
-    Text without any of the names is an answer.
+    Text without any field name is an answer.
     """
     names = "|".join(FIELDS)
     parts = re.split(rf"(?i)\b({names})\s*\**\s*:", text)
     found = dict.fromkeys(FIELDS, "")
-    for name, said in zip(parts[1::2], parts[2::2], strict=True):
-        found[name.lower()] = said.strip(" \t\n*_-")
+    for name, value in zip(parts[1::2], parts[2::2], strict=True):
+        found[name.lower()] = value.strip(" \t\n*_-")
     return found if len(parts) > 1 else {**found, "answer": text.strip()}
 
 
 def key_frames(frames: Tensor, threshold: float = 0.8) -> list[int]:  # (F, 3, H, W) uint8
-    """Frames unlike the one before: correlation of grey histograms (256 bins) below `threshold`.
+    """Return frames whose grey histogram (256 bins) correlates with the previous below `threshold`.
 
-    The first is always one of them. 0.6 serves retrieval in the released code, 0.8 alignment.
+    Frame 0 is always included. The released code uses 0.6 for retrieval, 0.8 for alignment.
     """
     grey = rgb_to_grayscale(frames)[:, 0].flatten(1)
     bins = torch.stack([torch.bincount(one.long(), minlength=256) for one in grey]).double()
@@ -150,9 +152,9 @@ def key_frames(frames: Tensor, threshold: float = 0.8) -> list[int]:  # (F, 3, H
 def nearest_documents(
     queries: Tensor, index: Tensor, count: int
 ) -> list[int]:  # (k, D), (m, D) -> at most count numbers
-    """Documents nearest to any of the queries by cosine, nearest first, none twice.
+    """Return the documents nearest to any of the queries by cosine, nearest first, without repeats.
 
-    Raises ValueError for fewer than one.
+    Raises ValueError for count < 1.
     """
     if count < 1:
         raise ValueError(f"count={count} documents; give 1 or more")
@@ -163,7 +165,7 @@ def nearest_documents(
 
 @dataclass(frozen=True)
 class ClipAlignment:
-    """Cosines of names and pictures by a CLIP model of transformers and its processor."""
+    """Cosine similarity of names and images by a CLIP model of transformers and its processor."""
 
     model: Any
     processor: Any
@@ -174,39 +176,39 @@ class ClipAlignment:
             text=list(names), images=list(pictures), padding=True, return_tensors="pt"
         ).to(self.model.device)
         out = self.model(**inputs)
-        texts, seen = (
+        texts, images = (
             functional.normalize(one.double(), dim=-1)
             for one in (out.text_embeds, out.image_embeds)
         )
-        return texts @ seen.T
+        return texts @ images.T
 
 
-def _answers(
+def _generate_drafts(
     formatter: Any, fast: Any, question: str, clip: VideoClip, documents: Sequence[str]
 ) -> list[str]:
-    """One batch, a row per document."""
+    """Generate the answers as one batch, one row per document."""
     prompts = [DRAFT.format(question=question, document=one) for one in documents]
-    request = formatter.request(prompts, films=[clip] * len(prompts))
+    request = formatter.request(prompts, videos=[clip] * len(prompts))
     out = fast.generate(**request)
     new = out.sequences[:, request["input_ids"].shape[1] :]
-    words = formatting.tokenizer(formatter.processor)
-    return [str(words.decode(row, skip_special_tokens=True)).strip() for row in new]
+    tokenizer = formatting.get_tokenizer(formatter.processor)
+    return [str(tokenizer.decode(row, skip_special_tokens=True)).strip() for row in new]
 
 
 @torch.no_grad()
 def _decisions(
     formatter: Any, question: str, clip: VideoClip, drafts: Sequence[DocumentDraft]
 ) -> tuple[Tensor, Tensor]:  # (n,), (n,)
-    """P(Yes) and P(No) of every draft, by one prefill of the large model."""
+    """Return P(Yes) and P(No) of every draft, from one prefill of the large model."""
     prompts = [
         JUDGE.format(question=question, **{name: getattr(one, name) for name in FIELDS})
         for one in drafts
     ]
-    inputs = _without(formatter.request(prompts, films=[clip] * len(prompts)), formatter.sampling)
+    inputs = _without(formatter.request(prompts, videos=[clip] * len(prompts)), formatter.sampling)
     reader = accelerate(formatter.model, "plain").session.bound.backbone
-    _, logits, _ = reader.prefill(inputs, room=1)
+    _, logits, _ = reader.prefill(inputs, extra_slots=1)
     distribution = logits.double().softmax(-1)
-    yes, no = (distribution[:, _first(formatter, word)] for word in ("Yes", "No"))
+    yes, no = (distribution[:, _first_token(formatter, word)] for word in ("Yes", "No"))
     return yes, no
 
 
@@ -214,14 +216,14 @@ def _without(request: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, 
     return {name: value for name, value in request.items() if name not in names}
 
 
-def _first(formatter: Any, word: str) -> int:
-    """The first token of a word. Raises ValueError where the tokenizer does not know it."""
-    words = formatting.tokenizer(formatter.processor)
-    ids: list[int] = words(word, add_special_tokens=False).input_ids
-    if not ids or ids[0] == words.unk_token_id:
+def _first_token(formatter: Any, word: str) -> int:
+    """Return the first token of a word. Raises ValueError if it is the unknown token."""
+    tokenizer = formatting.get_tokenizer(formatter.processor)
+    ids: list[int] = tokenizer(word, add_special_tokens=False).input_ids
+    if not ids or ids[0] == tokenizer.unk_token_id:
         raise ValueError(
-            f"the tokenizer of {formatter.source} has no token for {word!r}, which the verdict on an "
-            "answer is read from; give another verifier"
+            f"the tokenizer of {formatter.source} has no token for {word!r}, which the verdict "
+            "needs; give another verifier"
         )
     return ids[0]
 

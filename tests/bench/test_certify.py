@@ -14,16 +14,16 @@ from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square, p_value
-from mmspec.bench.tiny import joint, request, tiny
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import KeyedNoise, Noise
-from mmspec.draft import Draft, Drafter, Kind, Scores, Verdict, Verifier, categorical
-from mmspec.modalities.vlm import toys
+from mmspec.draft import Draft, Drafter, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.modalities.common.tiny_models import joint_distribution, request, tiny_llama
+from mmspec.modalities.vlm import tiny_models as toys
 from mmspec.recipe import Deferred, Recipe
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
-from tests.covering import promised
+from tests.covering import exhaustive
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,11 @@ DEFERRED = Deferred(lambda kit: Recursive(Hasty()), "recursive, hasty")
 
 @pytest.mark.parametrize(
     "name",
-    ["coupled", "speculative-sampling", pytest.param("prompt-lookup", marks=pytest.mark.promise)],
+    [
+        "coupled",
+        "speculative-sampling",
+        pytest.param("prompt-lookup", marks=pytest.mark.exhaustive),
+    ],
 )
 def test_exact_recipes_are_certified(name: str) -> None:
     found = certify(name, samples=500, seeds=3)
@@ -54,7 +58,7 @@ def test_exact_recipes_are_certified(name: str) -> None:
     assert not [check for check in found.checks if check.outcome in ("refuted", "lossy")]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("wrong", [WRONG, replace(WRONG, verifier=DEFERRED)], ids=["own", "late"])
 def test_a_wrong_claim_is_refuted(wrong: Recipe) -> None:
     """Also by a verifier that is made when its recipe is bound, and claims only then."""
@@ -65,18 +69,18 @@ def test_a_wrong_claim_is_refuted(wrong: Recipe) -> None:
     assert outcomes["greedy equality"] == "passed"
 
 
-@pytest.mark.promise
-def test_a_model_of_one_s_own_is_asked_for_equality() -> None:
+@pytest.mark.exhaustive
+def test_a_given_model_is_tested_for_equality() -> None:
     """Its answers are `generate()`'s where the recipe is right, and only there."""
     asked = {**request(1), "max_new_tokens": 12}
     for name, wanted in (("coupled", "passed"), ("typical", "skipped")):
-        fast = toys.bound(recipes.get(name), 3)
+        fast = toys.bind_recipe(recipes.get(name), 3)
         found = certify(name, fast, [asked], samples=1, seeds=2)
         outcomes = {check.name: check.outcome for check in found.checks}
         assert outcomes["greedy equality"] == "passed"
         assert outcomes["seeded equality"] == wanted
     with pytest.raises(ValueError, match="give both or none"):
-        certify("coupled", toys.bound(recipes.get("coupled"), 0))
+        certify("coupled", toys.bind_recipe(recipes.get("coupled"), 0))
 
 
 def test_plain_decoding_is_not_held_against_itself() -> None:
@@ -86,14 +90,14 @@ def test_plain_decoding_is_not_held_against_itself() -> None:
     assert outcomes["greedy equality"].outcome == "passed"  # against generate()
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_seeds_tell_a_drifting_loop() -> None:
-    """A coupled verifier whose noise is of another seed gives tokens of the distribution, but not these."""
+    """A coupled verifier with another seed samples the distribution, but other tokens."""
 
     @dataclass(frozen=True)
     class Drifting(Coupled):
         def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-            other = KeyedNoise.seeded(12345, draft.batch, draft.tokens.device)
+            other = KeyedNoise.from_seed(12345, draft.batch, draft.tokens.device)
             return super().verify(draft, scores, other)
 
     wrong = replace(recipes.get("coupled"), verifier=Drifting())
@@ -107,12 +111,15 @@ class Shifted(Coupled):
     """Claims to be lossless, and always says the id after the right one."""
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        found, distribution = super().verify(draft, scores, noise), categorical(scores.distribution)
+        found, distribution = (
+            super().verify(draft, scores, noise),
+            as_categorical(scores.distribution),
+        )
         assert found.next is not None
         return replace(found, next=(found.next + 1) % distribution.size)
 
 
-@pytest.mark.parametrize("modality", promised(("vlm", "image"), ("vlm",)))
+@pytest.mark.parametrize("modality", exhaustive(("vlm", "image"), ("vlm",)))
 def test_answers_are_not_held_against_the_recipe_s_own(modality: str) -> None:
     """What is wrong in every token fails every check that is made."""
     wrong = replace(recipes.get("coupled"), verifier=Shifted())
@@ -153,7 +160,7 @@ def test_what_cannot_be_tested_is_said() -> None:
     assert {check.outcome for check in untested.checks} == {"skipped"}
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_lossy_recipe_is_called_lossy_and_measured() -> None:
     lossy = replace(recipes.get("speculative-sampling"), verifier=Recursive(Lenience(0.5)))
     found = certify(lossy, samples=500, seeds=1)
@@ -163,7 +170,7 @@ def test_a_lossy_recipe_is_called_lossy_and_measured() -> None:
 
 
 def test_enumeration_of_nothing_is_no_proof() -> None:
-    with pytest.raises(ValueError, match="no drafts but races"):
+    with pytest.raises(ValueError, match="only takes race drafts"):
         enumerate_verifier(Recursive(Lenience(0.5)), (Kind.RACE,))
 
 
@@ -178,7 +185,7 @@ class RightFor(Verifier):
 
     some: Callable[[Draft], bool]
     lossless: ClassVar[bool] = True
-    trees: ClassVar[bool] = True
+    uses_trees: ClassVar[bool] = True
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
@@ -194,7 +201,7 @@ class Forgetful(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        first = categorical(scores.distribution)[:, [0] * (draft.nodes + 1)]
+        first = as_categorical(scores.distribution)[:, [0] * (draft.nodes + 1)]
         return Recursive().verify(draft, replace(scores, distribution=first), noise)
 
 
@@ -208,12 +215,12 @@ class Forgetful(Verifier):
     ids=["one token", "chains", "one distribution"],
 )
 def test_enumeration_goes_deep_and_wide(verifier: Verifier) -> None:
-    assert not enumerate_verifier(verifier, (Kind.IID,)).passed
+    assert not enumerate_verifier(verifier, (Kind.IID,)).is_exact
 
 
 def test_the_tiny_distribution_is_the_model_s() -> None:
-    model = tiny()
-    distribution = joint(model, 2)
+    model = tiny_llama()
+    distribution = joint_distribution(model, 2)
     assert distribution.shape == (5, 5)
     assert float(distribution.sum()) == pytest.approx(1)
     with torch.no_grad():

@@ -13,18 +13,24 @@ import torch
 
 import mmspec
 from mmspec.bench import Comparison, Row, compare, growth, scale
-from mmspec.bench.aggregate import histogram, over_accepted_mass, tokens_per_target_call
 from mmspec.bench.forwards import Replay
-from mmspec.bench.race import race
-from mmspec.bench.row import Found, _mean, row
-from mmspec.bench.workload import agreement, facts_right, repeated
-from mmspec.modalities.common.baselines import (
+from mmspec.bench.row import (
+    Measurements,
+    _mean,
+    acceptance_histogram,
+    make_row,
+    over_accepted_mass,
+    tokens_per_target_call,
+)
+from mmspec.bench.timing import time_runners
+from mmspec.bench.workload import agreement, fact_accuracy, repeat_prompts
+from mmspec.modalities.common.measures import (
     AssistedGenerate,
     Generate,
     SpeculativeGenerate,
-    new_tokens,
+    extract_new_tokens,
+    request_workload,
 )
-from mmspec.modalities.common.measures import of_requests
 from mmspec.modality import RunResult, Workload
 from tests import toys
 
@@ -40,12 +46,12 @@ def asked(family: str, *args: Any, room: int = 8, **more: Any) -> dict[str, Any]
 def compared(family: str, recipe: str, *requests: Any, batch: int = 1, **more: Any) -> Comparison:
     target, drafter = pair(family)
     small = drafter if mmspec.recipes.get(recipe).takes_drafter else None
-    work = of_requests(target, requests or [asked(family)], None, batch, drafter)
+    work = request_workload(target, requests or [asked(family)], None, batch, drafter)
     fast = mmspec.accelerate(target, recipe, drafter=small)
     return compare("toy", {recipe: fast}, work, **{"repeats": 1, **more})
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_comparison_measures_everything() -> None:
     requests = [asked("llava", seed) for seed in range(2)]
     found = compared("llava", "coupled", *requests, repeats=2, drafters={"coupled": "small"})
@@ -75,13 +81,13 @@ def test_a_comparison_measures_everything() -> None:
     assert (found.modality, found.settings["max_new_tokens"]) == ("vlm", 8)
 
 
-def test_several_recipes_and_a_control_are_raced_together() -> None:
+def test_several_recipes_and_a_control_are_timed_together() -> None:
     target, drafter = pair("llama")
     ways = {
         name: mmspec.accelerate(target, name, drafter=small)
         for name, small in (("coupled", drafter), ("prompt-lookup", None))
     }
-    work = of_requests(target, [asked("llama")], None)
+    work = request_workload(target, [asked("llama")], None)
     found = compare("toy", ways, work, repeats=1, peers=False, efficiency=False, controls=True)
     assert [one.recipe for one in found.rows] == ["plain", *ways]
     (control,) = found.controls
@@ -89,7 +95,7 @@ def test_several_recipes_and_a_control_are_raced_together() -> None:
     assert control.qualities == {}
     assert control.mean_acceptance_length is not None
     assert [one.recipe for one in found.baselines] == ["generate"]
-    with pytest.raises(ValueError, match="two contestants are called generate"):
+    with pytest.raises(ValueError, match="two runners are called generate"):
         compare("toy", {"generate": ways["coupled"]}, work)
     with pytest.raises(ValueError, match="drop controls"):
         compare("toy", ways, replace(work, controls=None), controls=True)
@@ -104,12 +110,12 @@ def test_batches_compare_with_batched_generate() -> None:
     assert found.environment["batch"] == found.batch == 3
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_recipe_without_a_drafter_still_meets_assisted_generation() -> None:
     found = compared("llama", "prompt-lookup", efficiency=False)
     assert (found.row("assisted_as_shipped").speedup_end_to_end or 0) > 0
     target = toys.model("llama")
-    work = of_requests(target, [asked("llama")])
+    work = request_workload(target, [asked("llama")])
     ways = {"prompt-lookup": mmspec.accelerate(target, "prompt-lookup")}
     found = compare("toy", ways, work, repeats=1, efficiency=False)
     assert found.row("assisted").skipped == "no draft model was given"
@@ -118,28 +124,30 @@ def test_a_recipe_without_a_drafter_still_meets_assisted_generation() -> None:
 def test_assisted_generation_puts_the_configuration_back() -> None:
     target, drafter = pair("llama")
     before, kept = drafter.generation_config, deepcopy(drafter.generation_config.to_dict())
-    answer = AssistedGenerate(target, drafter, 3).run(asked("llama"), 0)
+    run = AssistedGenerate(target, drafter, 3).run(asked("llama"), 0)
     assert drafter.generation_config is before
     assert before.to_dict() == kept
-    assert answer.values == Generate(target).run(asked("llama"), 0).values
-    assert 1 <= answer.calls <= 8
+    assert run.values == Generate(target).run(asked("llama"), 0).values
+    assert 1 <= run.calls <= 8
 
 
 def test_our_calls_and_theirs_are_counted_alike() -> None:
     target, _ = pair("llama")
     for one in (SpeculativeGenerate(mmspec.accelerate(target, "plain")), Generate(target)):
         assert one.run(asked("llama"), 0).calls == 7
-        assert one.run_first_token(asked("llama"), 0).values == [one.run(asked("llama"), 0).values[0][:1]]
+        assert one.run_first_token(asked("llama"), 0).values == [
+            one.run(asked("llama"), 0).values[0][:1]
+        ]
 
 
-def test_a_peer_that_cannot_run_leaves_the_race() -> None:
+def test_a_peer_that_cannot_run_is_dropped() -> None:
     target, _ = pair("llama")
-    entered = {"generate": Generate(target), "bad": Generate(target, {"assistant_model": "none"})}
-    held = race(entered, [asked("llama")], 2, may_fail={"bad"})
-    assert list(held.laps) == ["generate"]
-    assert "AttributeError" in held.failed["bad"]
+    runners = {"generate": Generate(target), "bad": Generate(target, {"assistant_model": "none"})}
+    timed = time_runners(runners, [asked("llama")], 2, may_fail={"bad"})
+    assert list(timed.timings) == ["generate"]
+    assert "AttributeError" in timed.failures["bad"]
     with pytest.raises(AttributeError):
-        race(entered, [asked("llama")], 2)
+        time_runners(runners, [asked("llama")], 2)
 
 
 def test_tokens_end_with_the_end_token() -> None:
@@ -147,7 +155,7 @@ def test_tokens_end_with_the_end_token() -> None:
     ids = Generate(target).run(asked("llama", room=6), 0).values[0]
     target.generation_config.eos_token_id = ids[2]
     sequences = toys.inputs("llama")["input_ids"].new_tensor([[9, *ids]])
-    assert new_tokens(target, sequences, 1) == [ids[: ids.index(ids[2]) + 1]]
+    assert extract_new_tokens(target, sequences, 1) == [ids[: ids.index(ids[2]) + 1]]
 
 
 def test_agreement_counts_places() -> None:
@@ -172,18 +180,18 @@ class Fixed:
 
 
 def test_ratios_of_calls_have_an_error_over_requests() -> None:
-    entered = {
+    runners = {
         "plain": Fixed(10, 10, 10, 10),
         "same": Fixed(5, 5, 5, 5),
         "other": Fixed(4, 6, 4, 6),
     }
     requests: list[dict[str, Any]] = [{}] * 4
-    quality = facts_right(lambda answers: [(one.values[0][0] % 2, 1) for one in answers])
-    work = Workload(requests, entered["plain"], lambda fast: fast, qualities=(quality,))
-    laps = race(entered, requests, 1).laps
-    shown = {name: lap.answers for name, lap in laps.items()}
-    found = Found(work, laps, shown, "plain", None)
-    same, other = row("same", found), row("other", found)
+    quality = fact_accuracy(lambda answers: [(one.values[0][0] % 2, 1) for one in answers])
+    work = Workload(requests, runners["plain"], lambda fast: fast, qualities=(quality,))
+    timings = time_runners(runners, requests, 1).timings
+    shown = {name: one.results for name, one in timings.items()}
+    found = Measurements(work, timings, shown, "plain", None)
+    same, other = make_row("same", found), make_row("other", found)
     assert (same.fewer_calls, same.fewer_calls_error) == (2, 0)
     assert other.fewer_calls == 2
     left = torch.tensor([2.0, -2.0, 2.0, -2.0])  # plain's less twice these
@@ -196,7 +204,7 @@ def test_ratios_of_calls_have_an_error_over_requests() -> None:
 
 
 def test_shares_are_of_all_facts() -> None:
-    judge = facts_right(lambda answers: [(1, 1), (1, 3)]).judge
+    judge = fact_accuracy(lambda answers: [(1, 1), (1, 3)]).judge
     assert judge([], {}) == [(1, 1), (pytest.approx(1 / 3), 3)]
     shares = [(1.0, 1.0), (1 / 3, 3.0)]
     value, uncertain = _mean(shares)
@@ -204,21 +212,21 @@ def test_shares_are_of_all_facts() -> None:
     assert uncertain == pytest.approx(1 / 4)  # right less share x asked: 1/4, -1/4
 
 
-def test_a_row_has_the_same_keys_whatever_it_says() -> None:
+def test_a_row_always_has_the_same_keys() -> None:
     assert set(Row("one").to_dict()) == {one.name for one in fields(Row)}
     assert Row("one", skipped="no model").to_dict()["skipped"] == "no model"
 
 
 def test_prompts_fill_whole_batches() -> None:
-    assert repeated(["a", "b", "c"], 2) == [["a", "b"], ["c", "a"]]
-    assert repeated(["a"], 3) == [["a", "a", "a"]]
+    assert repeat_prompts(["a", "b", "c"], 2) == [["a", "b"], ["c", "a"]]
+    assert repeat_prompts(["a"], 3) == [["a", "a", "a"]]
 
 
 def test_statistics_of_requests_are_pooled() -> None:
     target, drafter = pair()
     fast = mmspec.accelerate(target, drafter=drafter)
     stats = [fast.generate(**toys.inputs("llava", s), max_new_tokens=9).stats for s in range(2)]
-    assert sum(histogram(stats)) == sum(one.num_spec_steps for one in stats)
+    assert sum(acceptance_histogram(stats)) == sum(one.num_spec_steps for one in stats)
     calls = sum(one.target_calls for one in stats)
     assert tokens_per_target_call(stats) == pytest.approx(2 * 8 / calls)
     lossy = [
@@ -229,17 +237,19 @@ def test_statistics_of_requests_are_pooled() -> None:
     assert over_accepted_mass(stats) is None
 
 
-def test_a_published_shape_is_measured_at_the_asked_acceptance(
+def test_a_published_shape_is_measured_at_a_given_acceptance(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """By a clock on which every forward takes a second, and what is around it another one."""
 
-    def counted(contestants: Any, inputs: Any, repeats: int, *_: Any) -> Any:
-        calls = contestants[0].answer(inputs).stats.target_calls
+    def counted(runners: Any, inputs: Any, repeats: int, *_: Any) -> Any:
+        calls = runners[0].run(inputs).stats.target_calls
         return [[(2.0 * calls, Replay(0.0, float(calls)))] * repeats]
 
     monkeypatch.setattr(import_module("mmspec.bench.studies.scale"), "run_and_replay", counted)
-    found = scale("tiny", contexts=(32,), rates=(0.0, 1.0), room=25, repeats=1, device="cpu")
+    found = scale(
+        "tiny", contexts=(32,), rates=(0.0, 1.0), max_new_tokens=25, repeats=1, device="cpu"
+    )
     plain, never, always = found.points
     assert plain.tokens_per_target_call == never.tokens_per_target_call == 1
     assert always.tokens_per_target_call == pytest.approx(6)
@@ -254,7 +264,7 @@ def test_an_unknown_shape_lists_the_known_ones() -> None:
         scale("llava-2")
 
 
-def test_growth_forgets_its_first_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growth_drops_its_first_repeat(monkeypatch: pytest.MonkeyPatch) -> None:
     hosts = iter([9.0, 1.0, 1.0])
 
     def turns(cases: Any, room: int) -> Any:
@@ -262,12 +272,12 @@ def test_growth_forgets_its_first_repeat(monkeypatch: pytest.MonkeyPatch) -> Non
         return [[(host + 2.0, 2.0)] for _ in cases]
 
     monkeypatch.setattr(import_module("mmspec.bench.studies.growth"), "_turns", turns)
-    found = growth((16, 32), room=4, repeats=2)
+    found = growth((16, 32), max_new_tokens=4, repeats=2)
     assert [(point.rounds, point.host_seconds) for point in found.points] == [(2, 1.0)] * 2
 
 
 def test_growth_compares_contexts() -> None:
-    found = growth((16, 64), room=12, repeats=1)
+    found = growth((16, 64), max_new_tokens=12, repeats=1)
     assert [point.context for point in found.points] == [16, 64]
     assert all(point.host_seconds > 0 for point in found.points)
     assert found.ratio > 0

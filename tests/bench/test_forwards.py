@@ -11,15 +11,15 @@ import torch
 import mmspec
 from mmspec import recipes
 from mmspec.bench import efficiency
-from mmspec.bench.efficiency import efficiencies
-from mmspec.bench.forwards import Forward, Replay, Tape, recording, replay, stopwatch
-from mmspec.bench.tiny import random_drafter
-from mmspec.modalities.common.baselines import SpeculativeGenerate
+from mmspec.bench.efficiency import measure_efficiency
+from mmspec.bench.forwards import Forward, Replay, Tape, record_forwards, replay, time_forwards
+from mmspec.modalities.common.measures import SpeculativeGenerate
+from mmspec.modalities.common.tiny_models import random_drafter
 from mmspec.modality import RunResult
 from tests import toys
 from tests.modalities import drawing
-from tests.partners import unchecked
-from tests.toys import painters
+from tests.partners import skip_checks
+from tests.toys import image_models
 
 ROOM = 16
 
@@ -27,8 +27,8 @@ ROOM = 16
 @pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl", "gemma3", "paligemma", "lfm2"])
 def test_every_forward_is_recorded_once(family: str) -> None:
     target = toys.model(family)
-    fast = unchecked(mmspec.accelerate(target, drafter=toys.model(family, seed=1)))
-    with recording(fast) as tape:
+    fast = skip_checks(mmspec.accelerate(target, drafter=toys.model(family, seed=1)))
+    with record_forwards(fast) as tape:
         out = fast.generate(**toys.inputs(family), max_new_tokens=ROOM)
     own = {id(module) for module in (target, target.get_decoder())}
     calls = [call for call in tape.forwards if id(call.module) in own]
@@ -40,8 +40,8 @@ def test_every_forward_is_recorded_once(family: str) -> None:
 
 
 def test_shared_layers_are_recorded_on_the_target_s_cache() -> None:
-    fast = unchecked(mmspec.accelerate(toys.model("llama", layers=4), "layer-skip"))
-    with recording(fast) as tape:
+    fast = skip_checks(mmspec.accelerate(toys.model("llama", layers=4), "layer-skip"))
+    with record_forwards(fast) as tape:
         fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
     assert len(tape.caches) == 1
     assert len({id(call.module) for call in tape.forwards}) >= 3  # thin and full decoder, head
@@ -50,8 +50,8 @@ def test_shared_layers_are_recorded_on_the_target_s_cache() -> None:
 def test_a_feature_head_is_recorded_on_a_cache_of_its_own() -> None:
     model = toys.model("llava")
     head = random_drafter(recipes.get("eagle"), model)
-    fast = unchecked(mmspec.accelerate(model, "eagle", drafter=head))
-    with recording(fast) as tape:
+    fast = skip_checks(mmspec.accelerate(model, "eagle", drafter=head))
+    with record_forwards(fast) as tape:
         out = fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)
     calls = [call for call in tape.forwards if call.module is head]
     assert [call.is_first for call in calls] == [True] + [False] * (len(calls) - 1)
@@ -62,9 +62,9 @@ def test_a_feature_head_is_recorded_on_a_cache_of_its_own() -> None:
 
 def test_a_replay_computes_what_the_run_computed() -> None:
     target = toys.model("llava")
-    fast = unchecked(mmspec.accelerate(target, "plain"))
+    fast = skip_checks(mmspec.accelerate(target, "plain"))
     seen: list[list[torch.Tensor]] = [[], []]
-    with recording(fast) as tape, _outputs(target, seen[0]):
+    with record_forwards(fast) as tape, _outputs(target, seen[0]):
         fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)
     with _outputs(target, seen[1]):
         replay(tape, torch.device("cpu"))
@@ -76,10 +76,10 @@ def test_a_replay_computes_what_the_run_computed() -> None:
 @pytest.mark.parametrize("family", ["janus", "llamagen-caption", "emu3"])
 def test_forwards_of_models_that_draw_are_recorded_and_replayed(family: str) -> None:
     """Both branches of guidance, tables of codes included; every call on the cache it was on."""
-    toy = painters.PAINTERS[family]()
+    toy = image_models.PAINTERS[family]()
     fast = mmspec.accelerate(toy, "coupled", drafter=drawing.noisy(family), length=3)
-    with recording(fast) as tape:
-        out = fast.generate_images(**painters.request(family, 1), **drawing.sized(family))
+    with record_forwards(fast) as tape:
+        out = fast.generate_images(**image_models.request(family, 1), **drawing.sized(family))
     decoder = fast.session.bound.backbone.decoder
     calls = [call for call in tape.forwards if call.module is decoder]
     if family == "emu3":  # reads its prompt through the whole model
@@ -105,7 +105,7 @@ def test_efficiency_is_a_share() -> None:
     fast = mmspec.accelerate(toys.model("llama"), "plain")
     request = {**toys.inputs("llama"), "do_sample": False, "max_new_tokens": ROOM}
     entered = {"plain": SpeculativeGenerate(fast)}
-    found = efficiencies(entered, [request], 2, 0, torch.device("cpu"))
+    found = measure_efficiency(entered, [request], 2, 0, torch.device("cpu"))
     assert found["plain"].share == found["plain"].forwards / found["plain"].wall > 0
 
 
@@ -116,22 +116,22 @@ def test_medians_of_the_requests_are_added(monkeypatch: pytest.MonkeyPatch) -> N
         return [[(run, Replay(0.25, alone - 0.25)) for run, alone in next(turns)]]
 
     monkeypatch.setattr(efficiency, "run_and_replay", timed)
-    found = efficiencies({"one": Slow()}, [{}, {}], 3, 0, torch.device("cpu"))["one"]
+    found = measure_efficiency({"one": Slow()}, [{}, {}], 3, 0, torch.device("cpu"))["one"]
     assert (found.wall, found.forwards, found.share) == (4.0, 2.0, 0.5)
 
 
 class Slow:
-    """Counts what it is asked for, takes a second more the first time, and runs nothing."""
+    """Counts its calls, takes a second more the first time, and runs nothing."""
 
     def __init__(self) -> None:
-        self.now, self.asked, self.replays = 0.0, 0, 0
+        self.now, self.runs, self.replays = 0.0, 0, 0
 
-    def seconds(self, device: torch.device) -> float:
+    def read_clock(self, device: torch.device) -> float:
         return self.now
 
     def run(self, request: Mapping[str, Any], seed: int) -> RunResult:
-        self.asked += 1
-        self.now += 2.0 if self.asked == 1 else 1.0
+        self.runs += 1
+        self.now += 2.0 if self.runs == 1 else 1.0
         return RunResult([[0]], 1, 1.0)
 
     def run_first_token(self, request: Mapping[str, Any], seed: int) -> None:
@@ -144,15 +144,15 @@ class Slow:
 
 def test_run_and_replay_are_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Slow()
-    monkeypatch.setattr(efficiency, "seconds", slow.seconds)
+    monkeypatch.setattr(efficiency, "read_clock", slow.read_clock)
     monkeypatch.setattr(efficiency, "replay", slow.replayed)
     (pairs,) = efficiency.run_and_replay([slow], {}, 3, 0, torch.device("cpu"))
     assert [(run, alone.total) for run, alone in pairs] == [(1.0, 0.5)] * 3
 
 
 def test_the_stopwatch_sees_all_forwards() -> None:
-    fast = unchecked(mmspec.accelerate(toys.model("llama"), "plain"))
-    with stopwatch(fast, torch.device("cpu")) as spent:
+    fast = skip_checks(mmspec.accelerate(toys.model("llama"), "plain"))
+    with time_forwards(fast, torch.device("cpu")) as spent:
         fast.generate(**toys.inputs("llama"), max_new_tokens=ROOM)
     assert len(spent) == 1 + 2 * (ROOM - 1)  # prefill, then decoder and head
     assert all(seconds > 0 for seconds in spent)

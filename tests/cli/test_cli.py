@@ -18,11 +18,10 @@ import pytest
 from mmspec import accelerate, recipes, registry, zoo
 from mmspec.cli import main
 from mmspec.cli.bench import _title
-from mmspec.cli.choosing import check_writable, choose
-from mmspec.cli.loaded import opened
-from mmspec.cli.options import PARTS, Choice, dashed, set_pairs, settings_for
+from mmspec.cli.models import check_writable, load_models, select
+from mmspec.cli.options import PARTS, ModelOptions, flag, parse_pairs, select_settings
 from tests.cli.running import fail, run
-from tests.forks import Answered, forked
+from tests.forks import ProcessResult, run_forked
 from tests.toys.folders import drop, text_pair
 from tools.zoo.diffusion import models as diffusion_models
 from tools.zoo.image import models as image_models
@@ -52,7 +51,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
 def test_recipes_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
     listed = run(capsys, "recipes")
     assert [row["name"] for row in listed] == list(recipes.names())
-    assert all(row["summary"] and row["modality"] and len(row) == 12 for row in listed)
+    assert all(row["summary"] and row["modality"] and len(row) == 13 for row in listed)
     drawn = run(capsys, "recipes", "--modality", "mar")
     assert {row["decodes"] for row in drawn} == {"patches"}
     assert {row["name"] for row in drawn} == set(recipes.names("patches"))
@@ -116,25 +115,28 @@ def test_a_picture_is_described(
         (("generate",), "the prompt is empty; give --prompt"),
         (("generate", "--prompt", "x", "--prompt", "y"), "--prompt is given 2 times"),
         (("generate", "--image", "a", "--prompt", "x", "--image", "b"), "--image is given 2 times"),
-        (("bench", "--growth", "--image", "x"), "--growth looks at no --image; drop one"),
-        (("bench", "--batch", "1", "views"), "--batch stands before views"),
+        (("bench", "--growth", "--image", "x"), "--growth ignores --image; drop one"),
+        (("bench", "--batch", "1", "views"), "--batch is given before views"),
         (("generate", "--prompt", "x", "--model", "zoo:nope"), "not in the zoo"),
         (("generate", "--prompt", "x", "--model", "./nowhere"), "there is no model folder"),
         (("generate", "--prompt", "x", "--model", "TEXT", "--recipe", "nope"), "no recipe 'nope'"),
         (("generate", "--prompt", " ", "--model", "TEXT"), "the prompt is empty"),
         (
             ("generate", "--prompt", "x", "--model", "TEXT", "--image", "zoo:scene"),
-            "takes no picture",
+            "takes no image",
         ),
         (
             ("generate", "--prompt", "x", "--model", "VLM", "--image", "none.png"),
-            "no picture none.png",
+            "none.png",
         ),
-        (("generate", "--prompt", "x", "--model", "VLM", "--image", __file__), "not a picture"),
+        (("generate", "--prompt", "x", "--model", "VLM", "--image", __file__), "is not an image"),
         (("generate", "--prompt", "x", "--model", "tests/none"), "there is no model folder"),
-        (("generate", "--prompt", "x", "--model", __file__), "give the folder that the model"),
+        (("generate", "--prompt", "x", "--model", __file__), "give the folder"),
         (("generate", "--prompt", "x", "--model", "TEXT", "--out", "x.png"), "writes no files"),
-        (("generate", "--prompt", "x", "--model", "TEXT", "--tree", "3,0,1"), "has a width that"),
+        (
+            ("generate", "--prompt", "x", "--model", "TEXT", "--tree", "3,0,1"),
+            "has an invalid width",
+        ),
         (("generate", "--prompt", "x", "--modality", "music"), "modality 'music' is not known"),
         (("bench", "--model", "VLM", "--kind", "cat"), "choose one of caption, question"),
         (
@@ -153,12 +155,24 @@ def test_a_picture_is_described(
         (("bench", "overlap", "--model", "VLM", "--window", "1"), "--window 1 is too small"),
         (("bench", "overlap", "--model", "VLM"), "needs a draft model"),
         (("bench", "views", "--shape", "gpt-9"), "known shapes"),
-        (("bench", "views", "--shape", "tiny", "--visual", "0"), "visual=0 is no whole number"),
-        (("bench", "views", "--shape", "tiny", "--tokens", "-1"), "tokens=-1 is no whole number"),
-        (("bench", "scale", "--shape", "tiny", "--dtype", "int8"), "no floating dtype"),
-        (("bench", "scale", "--shape", "tiny", "--device", "tpu9"), "device='tpu9' is not there"),
-        (("bench", "scale", "--shape", "tiny", "--context", "-4"), "context=-4 is no whole number"),
-        (("bench", "scale", "--shape", "tiny", "--acceptance", "2"), "acceptance=2.0 is no number"),
+        (("bench", "views", "--shape", "tiny", "--visual", "0"), "visual=0 must be a whole number"),
+        (
+            ("bench", "views", "--shape", "tiny", "--tokens", "-1"),
+            "tokens=-1 must be a whole number",
+        ),
+        (("bench", "scale", "--shape", "tiny", "--dtype", "int8"), "not a floating dtype"),
+        (
+            ("bench", "scale", "--shape", "tiny", "--device", "tpu9"),
+            "device='tpu9' is not available",
+        ),
+        (
+            ("bench", "scale", "--shape", "tiny", "--context", "-4"),
+            "context=-4 must be a whole number",
+        ),
+        (
+            ("bench", "scale", "--shape", "tiny", "--acceptance", "2"),
+            "acceptance=2.0 must be a number",
+        ),
         (("certify", "coupled", "--modality", "mar"), "'coupled' decodes tokens"),
         (("generate", "--prompt", "x", "--modle", "y"), "see `mmspec generate --help`"),
         (("bench", "sweep", "--seed"), "--help`"),
@@ -170,20 +184,29 @@ def test_a_picture_is_described(
         (("convert", "--out", "x"), "--out and --set are of a format"),
         (("convert", "eagle"), "format eagle becomes a folder"),
         (("bench", "--modality", "image", "--seed", "-1"), "Invalid value for '--seed'"),
-        (("doctor", "--all", "--modality", "vlm"), "--all looks at every class"),
+        (("doctor", "--all", "--modality", "vlm"), "--all measures every class"),
         (("doctor", "zoo:llava", "--modality", "image"), "zoo:llava is of modality vlm, not image"),
-        (("recipes", "--json", "--markdown"), "one of --index, --markdown, --json"),
-        (("recipes", "--index", "--modality", "vlm"), "--index is of all recipes"),
+        (("recipes", "--json", "--markdown"), "one of --index, --write, --markdown, --json"),
+        (("recipes", "--index", "--modality", "vlm"), "--index and --write are of all recipes"),
         (("bench", "--model", "TEXT", "--recipe", "all", "--recipe", "nope"), "no recipe 'nope'"),
         (("bench", "--model", "TEXT", "--recipe", "all", "--recipe", "asd"), "decodes latents"),
-        (("generate", "--prompt", "x", "--temperature", "nan"), "temperature=nan is no number"),
+        (("generate", "--prompt", "x", "--temperature", "nan"), "temperature=nan is not a number"),
         (
             ("generate", "--prompt", "x", "--length", "4", "--set", "length=2"),
-            "--set length and --length say the same",
+            "--set length and --length are the same",
         ),
-        (("generate", "--prompt", "x", "--set", "drafter=y"), "drafter is no knob; give --drafter"),
-        (("generate", "--prompt", "x", "--set", "coupled.recipe=y"), "give --recipe"),
-        (("generate", "--prompt", "x", "--length", "\u00b2"), "length='\u00b2' is no draft length"),
+        (
+            ("generate", "--prompt", "x", "--set", "drafter=y"),
+            "drafter is set by --drafter; give that",
+        ),
+        (
+            ("generate", "--prompt", "x", "--set", "coupled.recipe=y"),
+            "recipe is set by --recipe; give that",
+        ),
+        (
+            ("generate", "--prompt", "x", "--length", "\u00b2"),
+            "length='\u00b2' is not a draft length",
+        ),
         (("generate", "--prompt", "x", "--max-new-tokens", "0"), "max_new_tokens=0 is too small"),
     ],
 )
@@ -198,7 +221,7 @@ def test_errors_are_one_line(
     assert message in line
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_overlapped_schedules_are_timed(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:
@@ -256,8 +279,8 @@ def test_every_modality_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None
         assert any("numbers, safetensors" in str(one["target"]) for one in found["findings"])
     for pair, message in (
         (("zoo:llava", "zoo:image-head"), "made for another target"),
-        (("zoo:mar", "zoo:llava"), "not a MAR"),
-        (("zoo:diffusion", "zoo:mar"), "neither a pipeline nor a denoiser"),
+        (("zoo:mar", "zoo:llava"), "not 'mar'"),
+        (("zoo:diffusion", "zoo:mar"), "must be a pipeline or a denoiser"),
     ):
         assert main(["doctor", *pair, "--json"]) == 1
         assert message in capsys.readouterr().err
@@ -461,20 +484,20 @@ def test_options_of_other_modalities_are_one_error(
 ) -> None:
     """Every setting and part of one modality, given to another, names those that it has."""
     modality = registry.get(own)
-    known = {one.name for one in settings_for(modality, command)} | set(modality.parts)
+    known = {one.name for one in select_settings(modality, command)} | set(modality.parts)
     target = next(entry.name for entry in modality.zoo if entry.target is None)
     asked = (command, "--model", f"zoo:{target}", "--prompt", "x")
     others = {
         one.name: one
         for other in registry.modalities().values()
-        for one in settings_for(other, command)
+        for one in select_settings(other, command)
     }
     foreign = sorted({*others, *PARTS} - known)
     assert foreign
     for name in foreign:
         is_flag = name in others and isinstance(others[name].default, bool)
-        _, line = fail(capsys, *asked, dashed(name), *(() if is_flag else ("1",)))
-        assert line.startswith(f"error: {dashed(name)}: no option of `mmspec {command}`")
+        _, line = fail(capsys, *asked, flag(name), *(() if is_flag else ("1",)))
+        assert line.startswith(f"error: {flag(name)}: no option of `mmspec {command}`")
         shown = line.partition("it has ")[2].split(", ")
         assert {one.removeprefix("--").replace("-", "_") for one in shown} <= known
 
@@ -482,17 +505,17 @@ def test_options_of_other_modalities_are_one_error(
 def test_the_index_of_recipes_is_what_the_recipes_say(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["recipes", "--index"]) == 0
     assert capsys.readouterr().out == recipes.INDEX.read_text(encoding="utf-8"), (
-        "run `mmspec recipes --index > mmspec/recipes/index.json`"
+        "run `mmspec recipes --write`"
     )
 
 
-def test_a_stale_entry_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stale_entry_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     stale = json.loads(recipes.index())
-    stale["asd"] |= {"sha256": "0", "summary": "a lie"}
-    stale["sjd"] |= {"summary": "believed"}
+    stale["asd"] |= {"sha256": "0", "summary": "stale"}
+    stale["sjd"] |= {"summary": "cached"}
     monkeypatch.setattr(recipes, "_index", lambda: stale)
-    assert recipes.about("asd") == recipes.described("asd")
-    assert recipes.about("sjd")["summary"] == "believed"
+    assert recipes.describe("asd") == recipes.describe_module("asd")
+    assert recipes.describe("sjd")["summary"] == "cached"
 
 
 def test_recipes_of_other_packages_are_found(
@@ -516,8 +539,8 @@ def test_recipes_of_other_packages_are_found(
     ("home", "point", "message"),
     [
         (registry, "mmspec.stranger:MODALITY", "touch = mmspec.stranger:MODALITY .*.ModuleNotFo"),
-        (registry, "mmspec.modality:MODALITY", "cannot be loaded .AttributeError: .*; mend the pa"),
-        (registry, "mmspec.modality:PICTURE_FILES", "leads to a tuple, and not to a Modality"),
+        (registry, "mmspec.modality:MODALITY", "cannot be loaded .AttributeError: .*; fix or un"),
+        (registry, "mmspec.modality:PICTURE_FILES", "is a tuple, not a Modality"),
         (recipes, "mmspec.stranger", "recipe 'touch': mmspec.stranger cannot be imported .Module"),
         (recipes, "mmspec.trees", "recipe 'touch': module mmspec.trees has no RECIPE"),
         (recipes, "mmspec.recipes.suffix:RECIPE", "suffix:RECIPE cannot be imported"),
@@ -533,7 +556,7 @@ def test_a_package_that_cannot_be_used_is_named(
         one.cache_clear()
     try:
         with pytest.raises(ValueError, match=message):
-            registry.modalities() if home is registry else recipes.about("touch")
+            registry.modalities() if home is registry else recipes.describe("touch")
     finally:
         for one in looked:
             one.cache_clear()
@@ -558,12 +581,14 @@ LIGHT = {
 
 
 @pytest.fixture(scope="module")
-def light() -> dict[str, Answered]:
-    return forked([*LIGHT.values()], "typer", "rich.table", "rich.console")
+def light() -> dict[str, ProcessResult]:
+    return run_forked([*LIGHT.values()], "typer", "rich.table", "rich.console")
 
 
 @pytest.mark.parametrize("command", LIGHT)
-def test_what_needs_no_torch_does_not_import_it(command: str, light: dict[str, Answered]) -> None:
+def test_what_needs_no_torch_does_not_import_it(
+    command: str, light: dict[str, ProcessResult]
+) -> None:
     done = light[LIGHT[command]]
     assert done.status == 0, done.err
     assert done.out
@@ -577,17 +602,17 @@ def test_help_groups_options_by_modality(capsys: pytest.CaptureFixture[str]) -> 
     assert "--kind" not in out  # of bench only
 
 
-def test_help_of_certify_says_what_follows_from_its_seed(
+def test_help_of_certify_explains_its_seed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Prompts do; samples are compared for the seeds 0, 1, ... whatever it is."""
     main(["certify", "--help"])
     out = capsys.readouterr().out
     assert "All noise follows" not in out
-    assert "Chooses the prompts" in out
+    assert "Selects the prompts" in out
 
 
-def test_whoever_interrupts_is_told_what_is_kept(
+def test_an_interrupt_reports_what_is_complete(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def stop(*args: Any, **given: Any) -> None:
@@ -596,8 +621,8 @@ def test_whoever_interrupts_is_told_what_is_kept(
     asked = ["generate", "--model", folders["text"], "--prompt", "w5", "--max-new-tokens", "2"]
     monkeypatch.setattr("mmspec.bench.compare", stop)
     assert main(asked) == 130
-    assert "the answer is complete" in capsys.readouterr().err
-    monkeypatch.setattr("mmspec.cli.loaded.Loaded.ask", stop)
+    assert "the output is complete" in capsys.readouterr().err
+    monkeypatch.setattr("mmspec.cli.models.LoadedModels.call", stop)
     assert main(asked) == 130
     assert "nothing was written" in capsys.readouterr().err
 
@@ -621,7 +646,7 @@ def test_the_console_script_starts() -> None:
 
 @needs_zoo
 @pytest.mark.parametrize(
-    "model", ["zoo:vlm", pytest.param("zoo:qwen2.5-vl", marks=pytest.mark.promise)]
+    "model", ["zoo:vlm", pytest.param("zoo:qwen2.5-vl", marks=pytest.mark.exhaustive)]
 )
 def test_the_zoo_describes_its_scene(model: str, capsys: pytest.CaptureFixture[str]) -> None:
     found = run(
@@ -636,56 +661,58 @@ def test_the_zoo_describes_its_scene(model: str, capsys: pytest.CaptureFixture[s
 
 
 @needs_zoo
-def test_models_and_recipes_choose_what_goes_with_them(tmp_path: Path) -> None:
-    def chosen(**said: Any) -> tuple[str, str, str | None]:
-        found = choose(Choice(**said))
+def test_models_and_recipes_select_modality_and_drafter(tmp_path: Path) -> None:
+    def choose_parts(**said: Any) -> tuple[str, str, str | None]:
+        found = select(ModelOptions(**said))
         return found.owner.name, found.recipe, found.drafters[found.recipe]
 
-    assert chosen(model="zoo:vlm") == ("vlm", "coupled", "zoo:llava-drafter")
+    assert choose_parts(model="zoo:vlm") == ("vlm", "coupled", "zoo:llava-drafter")
     blind = ("vlm", "spd-mllm", "zoo:llava-text-drafter")
-    assert chosen(model="zoo:vlm", recipe=["spd-mllm"]) == blind
-    assert chosen(model="zoo:vlm", recipe=["suffix"]) == ("vlm", "suffix", None)
-    assert chosen() == ("vlm", "coupled", "zoo:llava-drafter")
-    assert chosen(recipe=["asd"]) == ("diffusion", "asd", None)
+    assert choose_parts(model="zoo:vlm", recipe=["spd-mllm"]) == blind
+    assert choose_parts(model="zoo:vlm", recipe=["suffix"]) == ("vlm", "suffix", None)
+    assert choose_parts() == ("vlm", "coupled", "zoo:llava-drafter")
+    assert choose_parts(recipe=["asd"]) == ("diffusion", "asd", None)
     drafted = ("diffusion", "accelerated-diffusion", "zoo:diffusion-drafter")
-    assert chosen(recipe=["accelerated-diffusion"]) == drafted
-    assert chosen(model="someone/pipeline", recipe=["asd"]) == ("diffusion", "asd", None)
-    assert chosen(modality="image") == ("image", "mc-sjd-gumbel", None)
+    assert choose_parts(recipe=["accelerated-diffusion"]) == drafted
+    assert choose_parts(model="someone/pipeline", recipe=["asd"]) == ("diffusion", "asd", None)
+    assert choose_parts(modality="image") == ("image", "mc-sjd-gumbel", None)
     for recipe, drafter in (("eagle", "head"), ("mulo-sd", "sketch"), ("coupled", "drafter")):
         wanted = ("image", recipe, f"zoo:image-{drafter}")
-        assert chosen(model="zoo:image", recipe=[recipe]) == wanted
-    assert chosen(model="zoo:mar") == ("mar", "cspd-coupled", "zoo:mar-drafter")
+        assert choose_parts(model="zoo:image", recipe=[recipe]) == wanted
+    assert choose_parts(model="zoo:mar") == ("mar", "cspd-coupled", "zoo:mar-drafter")
     with pytest.raises(ValueError, match="'asd' decodes latents, but zoo:vlm gives tokens"):
-        chosen(model="zoo:vlm", recipe=["asd"])
+        choose_parts(model="zoo:vlm", recipe=["asd"])
     for two in (["eagle", "coupled"], ["coupled", "mulo-sd"]):
-        with pytest.raises(ValueError, match=r"zoo:image-drafter is one of them; ask for recipes"):
-            chosen(model="zoo:image", recipe=two, drafter="zoo:image-drafter")
+        with pytest.raises(ValueError, match=r"zoo:image-drafter is one of them; give recipes"):
+            choose_parts(model="zoo:image", recipe=two, drafter="zoo:image-drafter")
 
 
 def test_knobs_are_numbers_lists_and_words() -> None:
     typed = ["a=2", "b=0.5", "c=inf", "d=true", "e=[1, 2]", "f=near=far"]
     wanted = {"a": 2, "b": 0.5, "c": math.inf, "d": True, "e": [1, 2], "f": "near=far"}
-    assert set_pairs(typed) == wanted
+    assert parse_pairs(typed) == wanted
     for pair in ("x", "=3", "x="):
-        with pytest.raises(ValueError, match="write NAME=VALUE"):
-            set_pairs([pair])
+        with pytest.raises(ValueError, match="give NAME=VALUE"):
+            parse_pairs([pair])
 
 
 def test_a_knob_is_of_all_recipes_or_of_one() -> None:
     knobs = ["radius=5", "spec-vla.length=6", "spec-vla.radius=7"]
-    said = Choice(model="zoo:vla", recipe=["spec-vla", "hold-last-tolerance"], knobs=knobs)
-    found = choose(said)
+    said = ModelOptions(model="zoo:vla", recipe=["spec-vla", "hold-last-tolerance"], knobs=knobs)
+    found = select(said)
     assert found.options == {"radius": 5}
     assert found.own_options == {"spec-vla": {"length": 6, "radius": 7}}
-    with pytest.raises(ValueError, match="'kerv', which is not asked for; those that are: spec-"):
-        choose(replace(said, knobs=["kerv.length=6"]))
+    with pytest.raises(ValueError, match="'kerv', which is not selected; selected: spec-"):
+        select(replace(said, knobs=["kerv.length=6"]))
 
 
 def test_a_knob_of_one_recipe_reaches_that_one_and_names_its_row() -> None:
     recipes = ["prompt-lookup", "suffix"]
-    loaded = opened("zoo:llava", "vlm", None, recipes, knobs=["length=4", "suffix.length=2"])
-    most = {name: loaded.fast(name).session.bound.drafter.length.most for name in recipes}
-    assert most == {"prompt-lookup": 4, "suffix": 2}
-    assert loaded.plain().recipe.name == "plain"
-    assert _title("suffix", loaded.chosen.own_options["suffix"]) == "suffix, length=2"
+    loaded = load_models("zoo:llava", "vlm", None, recipes, knobs=["length=4", "suffix.length=2"])
+    max_length = {
+        name: loaded.accelerate(name).session.bound.drafter.length.max_length for name in recipes
+    }
+    assert max_length == {"prompt-lookup": 4, "suffix": 2}
+    assert loaded.accelerate_plain().recipe.name == "plain"
+    assert _title("suffix", loaded.selection.own_options["suffix"]) == "suffix, length=2"
     assert _title("prompt-lookup", {}) == "prompt-lookup"

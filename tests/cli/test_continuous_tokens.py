@@ -33,7 +33,7 @@ def test_a_sheet_of_a_class_is_drawn(capsys: pytest.CaptureFixture[str], tmp_pat
     assert found["stats"]["num_new_tokens"] == 8
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @needs_zoo
 def test_recipes_are_measured_beside_wider_steps(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("bench", "--model", "zoo:mar", "--prompts", "1", "--repeats", "1", "--pictures", "2")
@@ -47,7 +47,7 @@ def test_recipes_are_measured_beside_wider_steps(capsys: pytest.CaptureFixture[s
 @needs_zoo
 def test_what_does_not_fit_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     for asked, message in (
-        (("--prompt", "a red digit"), "is no class of this model"),
+        (("--prompt", "a red digit"), "is not a class of this model"),
         (
             ("--prompt", "red ring", "--guidance-schedule", "steep"),
             "choose one of linear, constant",

@@ -10,11 +10,17 @@ from PIL.GifImagePlugin import GifImageFile
 
 from mmspec import zoo
 from mmspec.cli import main
-from mmspec.modalities.image.animation import GREY, frames
-from mmspec.modalities.image.steps_map import CELL, RAMP, colour, steps_map
+from mmspec.modalities.image.round_maps import (
+    CELL,
+    GREY,
+    RAMP,
+    render_frames,
+    render_steps_map,
+    round_colour,
+)
 from tests import toys
 from tests.cli.running import fail, run
-from tests.toys import painters, speaking
+from tests.toys import image_models, processors
 
 needs_zoo = pytest.mark.skipif(
     not (zoo.is_present("image") and zoo.is_present("image-drafter")),
@@ -25,11 +31,11 @@ needs_zoo = pytest.mark.skipif(
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """A Janus and its draft model, a LlamaGen by class and by caption, a text model."""
-    root = tmp_path_factory.mktemp("painters")
-    found = speaking.save_pair(root)
+    root = tmp_path_factory.mktemp("image_models")
+    found = processors.save_pair(root)
     for name, model in (
-        ("class", painters.llamagen_class()),
-        ("caption", painters.llamagen_caption()),
+        ("class", image_models.llamagen_class()),
+        ("caption", image_models.llamagen_caption()),
         ("text", toys.model("llama")),
     ):
         model.save_pretrained(root / name)
@@ -88,7 +94,7 @@ def test_classes_are_drawn_by_number(
     assert found["steps_map"] is None
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_recipes_are_benchmarked_side_by_side(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:
@@ -106,7 +112,7 @@ def test_recipes_are_benchmarked_side_by_side(
     assert "log likelihood" in printed
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_recipe_is_certified_on_a_model_that_draws(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:
@@ -117,7 +123,7 @@ def test_a_recipe_is_certified_on_a_model_that_draws(
     assert greedy["detail"].startswith("1 of 1 answers are those of generate()")
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_knobs_are_turned(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
 ) -> None:
@@ -133,10 +139,16 @@ def test_knobs_are_turned(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("generate", "--prompt", "x", "--modality", "image", "--model", "TEXT"), "speaks no pict"),
+        (
+            ("generate", "--prompt", "x", "--modality", "image", "--model", "TEXT"),
+            "generates no image tokens",
+        ),
         (("generate", "--prompt", " ", "--model", "JANUS"), "the prompt is empty"),
         (("generate", "--prompt", "x", "--model", "CLASS"), "give --prompt a number, not 'x'"),
-        (("generate", "--prompt", "x", "--model", "CAPTION"), "draws behind caption, caption_mask"),
+        (
+            ("generate", "--prompt", "x", "--model", "CAPTION"),
+            "conditioned on caption, caption_mask",
+        ),
         (("generate", "--prompt", "a", "--model", "JANUS", "--codes", "9"), "--codes 9 is no size"),
         (("generate", "--prompt", "a", "--model", "JANUS", "--codes", "3x5"), "4 x 4 codes"),
         (("generate", "--prompt", "a", "--model", "JANUS", "--grid", "0x2"), "--grid 0x2 is no s"),
@@ -186,14 +198,18 @@ def test_errors_are_one_line(
 
 
 def test_the_map_goes_from_dark_to_light() -> None:
-    assert (colour(0, 9), colour(9, 9), colour(0, 0)) == (RAMP[0], RAMP[-1], RAMP[0])
-    assert len({colour(turn, 80) for turn in range(81)}) == 81
-    assert steps_map([[0, 1, 2]]).width > 3 * CELL
+    assert (round_colour(0, 9), round_colour(9, 9), round_colour(0, 0)) == (
+        RAMP[0],
+        RAMP[-1],
+        RAMP[0],
+    )
+    assert len({round_colour(turn, 80) for turn in range(81)}) == 81
+    assert render_steps_map([[0, 1, 2]]).width > 3 * CELL
 
 
 def test_an_animation_shows_each_cell_from_its_round_on() -> None:
     picture = Image.new("RGB", (6, 4), (255, 0, 0))
-    shown = frames(picture, [[0, 2, 2], [1, 0, 2]], 2)
+    shown = render_frames(picture, [[0, 2, 2], [1, 0, 2]], 2)
     assert [one.getpixel((0, 0)) for one in shown] == [(255, 0, 0)] * 3
     assert [one.getpixel((1, 3)) for one in shown] == [GREY, (255, 0, 0), (255, 0, 0)]
     assert [one.getpixel((5, 0)) for one in shown] == [GREY, GREY, (255, 0, 0)]
@@ -216,7 +232,7 @@ def test_a_sheet_moves(
 @needs_zoo
 def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from mmspec.zoo.prompts import prompts
-    from mmspec.zoo.reading import score_picture
+    from mmspec.zoo.scene_parser import score_picture
 
     out, right, total = tmp_path / "scene.png", 0, 0
     for wanted in prompts(2):
@@ -231,6 +247,6 @@ def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_pa
 def test_a_plot_without_its_library_is_refused_before_anything_is_measured(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmspec.cli.choosing.find_spec", lambda name: None)
+    monkeypatch.setattr("mmspec.cli.models.find_spec", lambda name: None)
     asked = ("bench", "sweep", "--model", folders["janus"], "--prompt", "x", "--plot", "x.svg")
     assert "install mmspec[plots]" in fail(capsys, *asked)[1]

@@ -83,7 +83,7 @@ def test_knobs_of_a_recipe_are_set(
     assert found["stats"]["per_step_drafted"][0] == 6  # 3 states, one below each
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_pipeline_is_benchmarked(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:
@@ -109,7 +109,7 @@ def test_a_pipeline_is_benchmarked(
     assert "psnr" in out
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_recipe_of_latents_is_certified(capsys: pytest.CaptureFixture[str]) -> None:
     found = run(capsys, "certify", "taylorseer", "--seeds", "1")
     assert (found["verdict"], found["model"]) == ("lossy", "zoo:diffusion")
@@ -124,7 +124,7 @@ def test_a_pipeline_of_the_user_is_certified(
     found = run(capsys, "certify", "asd", "--model", folders["sd"], *quick)
     assert (found["verdict"], found["model"]) == ("exact", folders["sd"])
     assert found["checks"][-1]["name"] == "this pipeline"
-    assert "StableDiffusionPipeline in windows of one" in found["checks"][-1]["detail"]
+    assert "StableDiffusionPipeline with windows of one" in found["checks"][-1]["detail"]
 
 
 @pytest.mark.parametrize(
@@ -157,9 +157,9 @@ def test_a_pipeline_of_the_user_is_certified(
             ("bench", "--modality", "diffusion", "--model", "zoo:llava"),
             "zoo:llava is of modality vlm",
         ),
-        (("bench", "--model", "SD", "--set", "window"), "write NAME=VALUE"),
+        (("bench", "--model", "SD", "--set", "window"), "gives no value; give NAME=VALUE"),
         (("bench", "--model", "SD", "--set", "windw=3"), "did you mean 'window'"),
-        (("bench", "--model", "SD", "--tree", "dynamic"), "no widths of branching"),
+        (("bench", "--model", "SD", "--tree", "dynamic"), "must be a list of branching widths"),
     ],
 )
 def test_errors_are_one_line(
@@ -175,16 +175,16 @@ def test_errors_are_one_line(
 def test_a_zoo_without_weights_says_how_to_train(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("mmspec.cli.choosing.zoo.is_present", lambda name: False)
+    monkeypatch.setattr("mmspec.cli.models.zoo.is_present", lambda name: False)
     assert main(["generate", "--modality", "diffusion", "--prompt", "x"]) != 0
     assert "train it with `mmspec zoo train diffusion`" in capsys.readouterr().err
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @needs_zoo
 def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     from mmspec.zoo.prompts import prompts
-    from mmspec.zoo.reading import score_picture
+    from mmspec.zoo.scene_parser import score_picture
 
     out, wanted = tmp_path / "scene.png", prompts(1)[0]
     asked = ("generate", "--modality", "diffusion", "--out", str(out), "--no-compare")
@@ -194,7 +194,7 @@ def test_the_zoo_draws_what_was_asked(capsys: pytest.CaptureFixture[str], tmp_pa
     assert right >= total / 2
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @needs_zoo
 def test_the_zoo_is_benchmarked_with_its_drafter(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("bench", "--recipe", "accelerated-diffusion", "--prompts", "1", "--repeats", "1")

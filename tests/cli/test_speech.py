@@ -9,16 +9,16 @@ import pytest
 from PIL import Image
 from transformers import EncodecFeatureExtractor
 
-from mmspec.modalities.speech.frames import toys as frames
+from mmspec.modalities.speech.frames import tiny_models as frames
 from tests.cli.running import fail, run
-from tests.toys import voices
+from tests.toys import speech_models
 
 SHORT = ("--max-new-tokens", "16", "--voice", "ben", "--seed", "9")
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return str(voices.saved(tmp_path_factory.mktemp("speaker")))
+    return str(speech_models.save_checkpoint(tmp_path_factory.mktemp("speaker")))
 
 
 def test_a_sound_and_its_picture_are_written(
@@ -55,11 +55,11 @@ def test_what_cannot_be_spoken_is_refused(
 def test_doctor_looks_at_the_codec(capsys: pytest.CaptureFixture[str], model: str) -> None:
     found = {one["check"]: one for one in run(capsys, "doctor", model)["findings"]}
     assert found["codec"]["target"] == "EncodecModel"
-    assert found["codes of speech, of the codec"]["target"] == voices.SIZE
+    assert found["codes of speech, of the codec"]["target"] == speech_models.SIZE
     assert "prompt-lookup" in found["recipes that fit without a draft model"]["target"]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_recipes_are_certified_for_speech(capsys: pytest.CaptureFixture[str]) -> None:
     how = ("--modality", "tts", "--samples", "600", "--seeds", "2")
     found = run(capsys, "certify", "prompt-lookup", *how)
@@ -73,7 +73,7 @@ def test_models_of_several_codebooks_play(
     folder = tmp_path / "musicgen"
     frames.musicgen().save_pretrained(folder)
     EncodecFeatureExtractor(sampling_rate=1000).save_pretrained(folder)
-    voices.words().save_pretrained(folder)
+    speech_models.words().save_pretrained(folder)
     shown = {one["check"]: one["target"] for one in run(capsys, "doctor", str(folder))["findings"]}
     assert (shown["frames"], shown["codebooks"]) == ("delay pattern", frames.BOOKS)
     assert "frame-lookup" in shown["recipes that fit without a draft model"]

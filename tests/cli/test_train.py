@@ -10,13 +10,13 @@ import pytest
 import mmspec
 from mmspec.cli import main
 from mmspec.codes.phrases import Phrases
-from tests.toys import painters
+from tests.toys import image_models
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     where = tmp_path_factory.mktemp("class")
-    painters.llamagen_class().save_pretrained(where)
+    image_models.llamagen_class().save_pretrained(where)
     return where
 
 
@@ -27,13 +27,13 @@ def test_phrases_are_drawn_saved_and_loaded(
     asked += ["--pictures", "5", "--batch", "2", "--guidance", "2", "--temperature", "0.5"]
     assert main([*asked, "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    file, side = folder / "phrases.safetensors", painters.SIDE
+    file, side = folder / "phrases.safetensors", image_models.SIDE
     assert found["out"] == str(file)
     assert (found["pictures"], found["rows"]) == (5, 5 * side)
     library = Phrases.load(file)
     assert len(library) == found["phrases"] > 0
     assert sum(found["phrases_by_length"].values()) == len(library)
-    fast = mmspec.accelerate(painters.llamagen_class(), "sjd-pv", phrases=str(file))
+    fast = mmspec.accelerate(image_models.llamagen_class(), "sjd-pv", phrases=str(file))
     assert fast.generate_images(class_ids=[1], seed=0).stats.fallback is None
     again = tmp_path / "again.safetensors"
     assert main([*asked, "--out", str(again), "--recipe", "coupled", "--drafter", str(folder)]) == 0
@@ -46,7 +46,7 @@ def test_phrases_are_drawn_saved_and_loaded(
     [
         ((), "has no prompts of its own; give --prompt"),
         (("--prompt", "1", "--recipe", "zipar"), "recipe 'zipar' is lossy"),
-        (("--prompt", "a dog"), "this model draws classes"),
+        (("--prompt", "a dog"), "this model generates classes"),
         (("--prompt", "1", "--out", "."), "is a folder; give --out a file in it"),
         (("--prompt", "1", "--out", "nowhere/x.safetensors"), "there is no folder nowhere"),
     ],

@@ -45,7 +45,7 @@ def run(capsys: pytest.CaptureFixture[str], asked: list[str]) -> Any:
     return json.loads(capsys.readouterr().out)
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_slots_learn_what_the_policy_answers(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -74,9 +74,9 @@ def test_a_robot_s_own_actions_are_answers(
         for line in (tmp_path / "answers.jsonl").read_text().splitlines()
     }
     session: Any = mmspec.accelerate(policy(), "plain").session
-    space = session.binder.first().space
+    space = session.binder.bind_default().space
     wanted = torch.tensor([float(one) for one in ACTION.split()], dtype=torch.float64)
-    got = space.unnormalise(space.values(torch.tensor(said)))
+    got = space.unnormalise(space.decode(torch.tensor(said)))
     assert ((got - wanted).abs() <= space.bin_size / 2 + 1e-9).all()
 
 
@@ -86,7 +86,7 @@ def test_a_policy_plays_the_episodes_that_it_learns_from(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(table, "MOST_STEPS", 5)
+    monkeypatch.setattr(table, "MAX_STEPS", 5)
     out = tmp_path / "slots"
     found = run(capsys, train(root, "table:2", out, "--steps", "1", "--seed", "3"))
     rows = [json.loads(line) for line in (out / "played/table-2-3.jsonl").open()]
@@ -102,7 +102,7 @@ def test_a_policy_plays_the_episodes_that_it_learns_from(
     ("data", "more", "words"),
     [
         ("table:many", (), "no number of episodes; give table:64"),
-        ("table:4", ("--dry-run",), "--dry-run plays nothing"),
+        ("table:4", ("--dry-run",), "--dry-run records nothing"),
         ("moon:4", (), "there is no moon:4"),
         ("talk.jsonl", (), "has no picture"),
     ],

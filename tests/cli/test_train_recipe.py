@@ -17,14 +17,14 @@ from safetensors.torch import load_file
 
 import mmspec
 from mmspec import recipes
-from mmspec.bench.tiny import random_drafter
 from mmspec.cli import main
+from mmspec.modalities.common.tiny_models import random_drafter
 from mmspec.models.heads.feature_head import load_head
 from mmspec.training.head_trainer import HeadTrainer
-from mmspec.zoo.boards import pixels
 from mmspec.zoo.scene import sample
+from mmspec.zoo.scene_tensors import render_pixels
 from tests.cli.running import fail, run
-from tests.covering import promised
+from tests.covering import exhaustive
 from tests.toys.folders import text_pair
 
 SAID = "what is at the top? a red circle."
@@ -48,7 +48,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         save(family.build(SIGHTED, processor.tokenizer), processor, found / name, sees=True)
     (found / "pictures").mkdir()
     for number in range(5):
-        Image.fromarray(pixels(sample(number))).save(found / "pictures" / f"{number}.png")
+        Image.fromarray(render_pixels(sample(number))).save(found / "pictures" / f"{number}.png")
     (found / "pictures" / "broken.png").write_bytes(b"\x89PNG no")
     _write(
         found / "data.jsonl",
@@ -82,7 +82,7 @@ def _write(file: Path, *rows: Any) -> Path:
     return file
 
 
-def _asked(root: Path, out: Path, *more: str, recipe: str = "eagle-2") -> list[str]:
+def _train_command(root: Path, out: Path, *more: str, recipe: str = "eagle-2") -> list[str]:
     given = ["train", recipe, "--target", str(root / "vlm"), "--data", str(root / "data.jsonl")]
     given += ["--images", str(root / "pictures"), "--out", str(out), "--batch", "2"]
     return [*given, "--max-new-tokens", "8", "--answers", "data", "--held-out", "1", *more]
@@ -94,7 +94,7 @@ def stopped(at: int, by: BaseException) -> Iterator[None]:
     whole = HeadTrainer.step
 
     def step(self: HeadTrainer, lessons: Any) -> float:
-        if self.taken == at:
+        if self.num_steps_done == at:
             with torch.no_grad():
                 next(iter(self.head.parameters())).fill_(7.0)  # half of an update
             raise by
@@ -105,49 +105,50 @@ def stopped(at: int, by: BaseException) -> Iterator[None]:
         yield
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_training_that_was_killed_ends_with_the_same_weights(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Bit for bit, with averages and several batches a step; a broken picture is counted."""
     how = ("--steps", "5", "--every", "2", "--ema", "0.5", "--accumulate", "2", "--rate", "0.01")
-    found = run(capsys, *_asked(root, tmp_path / "whole", *how))
+    found = run(capsys, *_train_command(root, tmp_path / "whole", *how))
     assert (found["steps"], found["questions"] + found["held out"], found["left out"]) == (5, 7, 1)
     assert "broken.png is not a picture" in found["reasons"][0]
     with stopped(3, KeyboardInterrupt()):
-        assert main(_asked(root, tmp_path / "cut", *how)) == 130
+        assert main(_train_command(root, tmp_path / "cut", *how)) == 130
     said = capsys.readouterr().err
     assert "interrupted at step 3; the same command goes on from step 2" in said
     assert not (tmp_path / "cut" / "model.safetensors").exists()
-    again = run(capsys, *_asked(root, tmp_path / "cut", *how))
+    again = run(capsys, *_train_command(root, tmp_path / "cut", *how))
     assert again["history"] == found["history"]
     ours, theirs = (load_file(tmp_path / one / "model.safetensors") for one in ("whole", "cut"))
     assert ours.keys() == theirs.keys()
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    other = run(capsys, *_asked(root, tmp_path / "other", *how, "--seed", "1"))
+    other = run(capsys, *_train_command(root, tmp_path / "other", *how, "--seed", "1"))
     assert other["history"] != found["history"]  # a seed matters
     head = load_head(tmp_path / "cut")
     model = mmspec.accelerate(str(root / "vlm"), "eagle-2", drafter=head).model
     assert type(model).__name__ == "LlavaForConditionalGeneration"
-    code, line = fail(capsys, *_asked(root, tmp_path / "cut", *how, "--batch", "3"))
-    assert "was begun with batch=2, not 3; give the same to go on" in line
-    elsewhere = _asked(root, tmp_path / "cut", *how)
+    code, line = fail(capsys, *_train_command(root, tmp_path / "cut", *how, "--batch", "3"))
+    assert "was begun with batch=2, not 3; give the same to resume" in line
+    elsewhere = _train_command(root, tmp_path / "cut", *how)
     elsewhere[3] = str(root / "vlm-other")
     code, line = fail(capsys, *elsewhere)
     assert (code, "was begun with another target" in line) == (1, True)
-    new = _asked(root, tmp_path / "new", *how, "--head", str(tmp_path / "cut"))
+    new = _train_command(root, tmp_path / "new", *how, "--head", str(tmp_path / "cut"))
     new[3] = str(root / "vlm-other")
     assert "was made for another target than" in fail(capsys, *new)[1]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Its states are its own, and Muon remembers a momentum for every weight matrix."""
     how = ("--steps", "4", "--every", "2", "--rate", "0.01", "--muon")
     whole, cut, adam = (
-        _asked(root, tmp_path / name, *how, recipe="eagle-3") for name in ("whole", "cut", "adam")
+        _train_command(root, tmp_path / name, *how, recipe="eagle-3")
+        for name in ("whole", "cut", "adam")
     )
     found = run(capsys, *whole)
     with stopped(3, KeyboardInterrupt()):
@@ -163,7 +164,7 @@ def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
     assert "was begun with muon=True" in fail(capsys, *[a for a in cut if a != "--muon"])[1]
 
 
-@pytest.mark.parametrize("recipe", promised(("eagle-3", "hydra", "dream"), ("hydra",)))
+@pytest.mark.parametrize("recipe", exhaustive(("eagle-3", "hydra", "dream"), ("hydra",)))
 def test_a_head_of_any_class_drafts_on_the_command_line(
     recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,36 +176,42 @@ def test_a_head_of_any_class_drafts_on_the_command_line(
     assert "target-states" in json.dumps(found)
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_cache_of_features_changes_nothing(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Two epochs, and killed in the second: the same file of weights, and losses as without."""
     how = ("--steps", "8", "--every", "3", "--rate", "0.003")
-    found = run(capsys, *_asked(root, tmp_path / "bare", *how))
-    kept = run(capsys, *_asked(root, tmp_path / "kept", *how, "--cache", str(tmp_path / "a")))
+    found = run(capsys, *_train_command(root, tmp_path / "bare", *how))
+    kept = run(
+        capsys, *_train_command(root, tmp_path / "kept", *how, "--cache", str(tmp_path / "a"))
+    )
     for mine, theirs in zip(kept["history"][1:], found["history"][1:], strict=True):
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=0.01)
-    cached = _asked(root, tmp_path / "cut", *how, "--cache", str(tmp_path / "b"))
+    cached = _train_command(root, tmp_path / "cut", *how, "--cache", str(tmp_path / "b"))
     with stopped(5, KeyboardInterrupt()):
         main(cached)
     assert run(capsys, *cached)["history"] == kept["history"]
     ours, theirs = (load_file(tmp_path / one / "model.safetensors") for one in ("kept", "cut"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
-    other = _asked(root, tmp_path / "other", *how, "--cache", str(tmp_path / "a"), "--seed", "1")
+    other = _train_command(
+        root, tmp_path / "other", *how, "--cache", str(tmp_path / "a"), "--seed", "1"
+    )
     line = fail(capsys, *other)[1]  # other questions are held out
     assert "was made with other answers; give --cache another folder" in line
-    dry = run(capsys, *_asked(root, tmp_path / "new", "--dry-run", "--cache", str(tmp_path / "c")))
+    dry = run(
+        capsys, *_train_command(root, tmp_path / "new", "--dry-run", "--cache", str(tmp_path / "c"))
+    )
     assert dry["feature cache, at most about, GiB"] > 0
     assert not (tmp_path / "c").exists()
-    tight = _asked(root, tmp_path / "tight", *how, "--cache", str(tmp_path / "d"), "--json")
+    tight = _train_command(root, tmp_path / "tight", *how, "--cache", str(tmp_path / "d"), "--json")
     with _files_up_to(20_000):
         line = fail(capsys, *tight)[1]
     assert "cannot be written" in line
     assert not [*(tmp_path / "d").glob("*.part")]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_text_model_learns_what_it_says_itself(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -223,9 +230,9 @@ def test_a_dry_run_writes_and_loads_nothing(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = run(
-        capsys, *_asked(root, tmp_path / "new", "--dry-run", "--set", "num_hidden_layers=2")
+        capsys, *_train_command(root, tmp_path / "new", "--dry-run", "--set", "num_hidden_layers=2")
     )
-    one = run(capsys, *_asked(root, tmp_path / "new", "--dry-run"))
+    one = run(capsys, *_train_command(root, tmp_path / "new", "--dry-run"))
     assert found["head parameters"] > 1.5 * one["head parameters"]
     assert (one["questions"], one["pictures"], one["measured on, unreadable"]) == (8, 6, [7, 1])
     assert not (tmp_path / "new").exists()
@@ -249,32 +256,32 @@ def test_nothing_is_lost_on_a_full_disk(
 ) -> None:
     how = ("--steps", "2", "--every", "1")
     with stopped(1, KeyboardInterrupt()):
-        main(_asked(root, tmp_path / "out", *how))
+        main(_train_command(root, tmp_path / "out", *how))
     there = (tmp_path / "out" / "checkpoint.safetensors").read_bytes()
     with _files_up_to(100_000):
-        _, line = fail(capsys, *_asked(root, tmp_path / "out", *how))
+        _, line = fail(capsys, *_train_command(root, tmp_path / "out", *how))
     assert "checkpoint.safetensors cannot be written" in line
     assert "free some space on its disk" in line
     assert (tmp_path / "out" / "checkpoint.safetensors").read_bytes() == there
     assert not [*(tmp_path / "out").glob("*.part")]
-    assert run(capsys, *_asked(root, tmp_path / "out", *how))["steps"] == 2
+    assert run(capsys, *_train_command(root, tmp_path / "out", *how))["steps"] == 2
 
 
 @pytest.mark.parametrize(
     ("rows", "said"),
     [
-        ([{"prompt": "a <image> b"}] * 2, "has 1 marks of pictures .* but names 0 pictures"),
-        ([{"prompt": "a", "image": "nowhere.png"}] * 2, "none of the 1 pictures of the data"),
+        ([{"prompt": "a <image> b"}] * 2, "has 1 marks of images .* but names 0 images"),
+        ([{"prompt": "a", "image": "nowhere.png"}] * 2, "none of the 1 images of the data"),
         (
             [{"prompt": "a", "image": "broken.png", "answer": "b"}] * 2,
-            "be learnt: .*broken.png is not",
+            "be trained on: .*broken.png is not",
         ),
         ([{"question": "a"}] * 2, r"rows.jsonl:1 has neither a prompt nor messages"),
         ([{"prompt": " "}] * 2, "has an empty question"),
-        ([{"prompt": "a"}] * 2, "none of 2 questions can be learnt: .*:1 has no answer"),
+        ([{"prompt": "a"}] * 2, "none of 2 questions can be trained on: .*:1 has no answer"),
         ([{"prompt": "a", "answer": "b"}], "has one row; give two or more"),
         ([{"messages": [{"role": "tool", "content": "a"}]}], "a turn of 'tool'"),
-        (["a"], "is no object but a str"),
+        (["a"], "is a str, not an object"),
         ([], "holds no question"),
     ],
 )
@@ -282,7 +289,7 @@ def test_data_that_cannot_teach_are_one_error(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], rows: Any, said: str
 ) -> None:
     data = _write(tmp_path / "rows.jsonl", *rows)
-    asked = _asked(root, tmp_path / "out")
+    asked = _train_command(root, tmp_path / "out")
     asked[5] = str(data)
     assert re.search(said, fail(capsys, *asked)[1])
 
@@ -292,10 +299,10 @@ def test_data_that_cannot_teach_are_one_error(
     [
         (
             {1: "coupled"},
-            "recipe 'coupled' drafts with nothing .* choose one of .*eagle, eagle-2",
+            "recipe 'coupled' has no drafter .* choose one of .*eagle, eagle-2",
         ),
-        ({3: "zoo:image"}, "models of modality image cannot be taught from files"),
-        ({3: "{root}/text"}, "is a text model and takes no picture, but .*data.jsonl:1 names"),
+        ({3: "zoo:image"}, "models of modality image cannot be trained from files"),
+        ({3: "{root}/text"}, "is a text model and takes no image, but .*data.jsonl:1 names"),
         ({5: "{root}/none.jsonl"}, "there is no .*none.jsonl"),
         ({7: "{root}/none"}, "there is no folder .*none; give --images"),
         ({9: "{root}"}, "holds something else than a training"),
@@ -305,7 +312,7 @@ def test_data_that_cannot_teach_are_one_error(
 def test_mistakes_are_one_line(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], change: Any, said: str
 ) -> None:
-    asked = _asked(root, tmp_path / "out")
+    asked = _train_command(root, tmp_path / "out")
     for place, value in change.items():
         asked[place] = value.format(root=root)
     assert re.search(said, fail(capsys, *asked)[1])
@@ -323,14 +330,14 @@ def test_options_that_no_head_looks_at_are_refused(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: Any, said: str
 ) -> None:
     for also in ((), ("--dry-run",)):
-        assert said in fail(capsys, *_asked(root, tmp_path / "out", *more, *also))[1]
+        assert said in fail(capsys, *_train_command(root, tmp_path / "out", *more, *also))[1]
     assert not (tmp_path / "out").exists()
 
 
 def test_a_file_in_another_encoding_is_named(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked, data = _asked(root, tmp_path / "out"), tmp_path / "rows.jsonl"
+    asked, data = _train_command(root, tmp_path / "out"), tmp_path / "rows.jsonl"
     asked[5] = str(data)
     data.write_bytes(b'{"prompt": "a"}\n{"prompt": "\xe9t\xe9"}\n')
-    assert "rows.jsonl:2 is no JSON ('utf-8' codec can't decode" in fail(capsys, *asked)[1]
+    assert "rows.jsonl:2 is not JSON ('utf-8' codec can't decode" in fail(capsys, *asked)[1]

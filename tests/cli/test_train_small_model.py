@@ -11,8 +11,8 @@ from safetensors.torch import load_file
 
 import mmspec
 from mmspec.cli import main
-from mmspec.zoo.boards import pixels
 from mmspec.zoo.scene import sample
+from mmspec.zoo.scene_tensors import render_pixels
 from tests.cli.running import fail, run
 from tests.cli.test_train_recipe import stopped
 from tools.zoo.vlm.architecture import BLIND, SIGHTED
@@ -34,32 +34,32 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     save(small, processor, found / "text", sees=False)
     rows = []
     for number in range(6):
-        Image.fromarray(pixels(sample(number))).save(found / f"{number}.png")
+        Image.fromarray(render_pixels(sample(number))).save(found / f"{number}.png")
         rows.append({"prompt": "is it red?", "image": f"{number}.png", "answer": "a red circle."})
     rows.append({"prompt": "a text", "answer": "what is it?"})
     (found / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     return found
 
 
-def _asked(root: Path, out: Path, *more: str, recipe: str = "massv") -> list[str]:
+def _train_command(root: Path, out: Path, *more: str, recipe: str = "massv") -> list[str]:
     given = ["train", recipe, "--target", str(root / "vlm"), "--data", str(root / "data.jsonl")]
     given += ["--drafter", str(root / "text"), "--out", str(out), "--batch", "2", "--every", "2"]
     return [*given, "--max-new-tokens", "8", "--held-out", "2", "--steps", "5", *more]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_small_model_learns_in_two_stages_and_goes_on_where_it_was_killed(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Killed in either stage; the folder drafts, sees the picture, and changes no answer."""
     how = ("--rate", "0.003", "--answers", "data", "--ema", "0.5")
-    found = run(capsys, *_asked(root, tmp_path / "whole", *how))
+    found = run(capsys, *_train_command(root, tmp_path / "whole", *how))
     assert found["history"][-1]["loss"] < found["history"][1]["loss"]
     for at in (1, 3):
         with stopped(at, KeyboardInterrupt()):
-            assert main(_asked(root, tmp_path / "cut", *how)) == 130
+            assert main(_train_command(root, tmp_path / "cut", *how)) == 130
         capsys.readouterr()
-    again = run(capsys, *_asked(root, tmp_path / "cut", *how))
+    again = run(capsys, *_train_command(root, tmp_path / "cut", *how))
     assert again["history"] == found["history"]
     for name in ("model.safetensors", "projector.safetensors"):
         ours, theirs = (load_file(tmp_path / one / name) for one in ("whole", "cut"))
@@ -76,7 +76,7 @@ def test_a_model_that_sees_nothing_learns_by_the_same_command(
 ) -> None:
     """No projector is written."""
     out = tmp_path / "drafter"
-    run(capsys, *_asked(root, out, "--answers", "data", "--steps", "2", recipe="spd-mllm"))
+    run(capsys, *_train_command(root, out, "--answers", "data", "--steps", "2", recipe="spd-mllm"))
     assert not [*out.glob("projector*")]
     fast = mmspec.accelerate(str(root / "vlm"), "spd-mllm", drafter=str(out))
     assert fast.sees == "nothing"
@@ -85,15 +85,15 @@ def test_a_model_that_sees_nothing_learns_by_the_same_command(
 def test_what_cannot_be_taught_is_one_line(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def said(*more: str) -> str:
-        return fail(capsys, *_asked(root, tmp_path / "out", *more))[1]
+    def error_of(*more: str) -> str:
+        return fail(capsys, *_train_command(root, tmp_path / "out", *more))[1]
 
-    assert "is of a new model; drop it, or --drafter" in said("--set", "hidden_size=8")
-    assert "has a vision encoder of its own" in said("--drafter", str(root / "vlm"))
-    assert "nowhere" in said("--drafter", str(root / "nowhere"))
+    assert "is of a new model; drop it, or --drafter" in error_of("--set", "hidden_size=8")
+    assert "has a vision encoder of its own" in error_of("--drafter", str(root / "vlm"))
+    assert "nowhere" in error_of("--drafter", str(root / "nowhere"))
     assert not (tmp_path / "out").exists()
-    assert "by AdamW alone; drop --muon" in said("--muon")
-    found = run(capsys, *_asked(root, tmp_path / "out", "--dry-run"))
+    assert "with AdamW only; drop --muon" in error_of("--muon")
+    found = run(capsys, *_train_command(root, tmp_path / "out", "--dry-run"))
     own = sum(one.numel() for one in load_file(root / "text" / "model.safetensors").values())
     projector = 64 * 128 + 128 + 128 * 128 + 128  # tower 64 wide, small model 128
     assert found["head parameters"] == own + projector

@@ -13,8 +13,8 @@ from transformers import (
 )
 
 from mmspec import zoo
-from mmspec.zoo.boards import pixels
 from mmspec.zoo.scene import sample
+from mmspec.zoo.scene_tensors import render_pixels
 from mmspec.zoo.tokenizer import word_tokenizer
 from tests import toys
 from tests.cli.running import fail, run
@@ -28,7 +28,7 @@ def frames(tmp_path_factory: pytest.TempPathFactory) -> str:
     """A folder of six scenes, in other sizes than models take."""
     folder = tmp_path_factory.mktemp("clip")
     for at in range(6):
-        scene = Image.fromarray(pixels(sample(at), 48)).resize((64, 48))
+        scene = Image.fromarray(render_pixels(sample(at), 48)).resize((64, 48))
         scene.save(folder / f"{at}.png")
     return str(folder)
 
@@ -64,7 +64,7 @@ def onevision(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.mark.parametrize(
     "beside",
     [
-        pytest.param((), id="clip", marks=pytest.mark.promise),
+        pytest.param((), id="clip", marks=pytest.mark.exhaustive),
         pytest.param(("--image", "zoo:scene"), id="clip and picture"),
     ],
 )
@@ -91,7 +91,7 @@ def test_whole_frames_and_no_chat_form(
         found = run(capsys, *asked, "--video", frames, "--frames", "5", "--recipe", recipe)
         assert found["identical_to_generate"] is True
     _, line = fail(capsys, *asked, "--video", frames, "--max-new-tokens", "600")
-    assert "is made for 512 with the 600 new ones; give fewer --frames" in line
+    assert "takes at most 512 with the 600 new ones; give fewer --frames" in line
 
 
 @needs_zoo
@@ -99,11 +99,11 @@ def test_whole_frames_and_no_chat_form(
     ("asked", "message"),
     [
         (("--model", "zoo:llava", "--video", "FRAMES"), "zoo:llava reads no video; drop --video"),
-        (("--frames", "4"), "--frames and --fps are of a clip; give --video"),
+        (("--frames", "4"), "--frames and --fps need a clip; give --video"),
         (("--video", "nowhere.mp4"), "there is no video nowhere.mp4"),
         (("--video", "FRAMES", "--frames", "7"), "which has 6; give 1 to 6"),
-        (("--video", "FRAMES", "--fps", "9"), "fps=9 is no rate"),
-        (("--video", "FRAMES", "--fps", "1", "--frames", "2"), "both say how many"),
+        (("--video", "FRAMES", "--fps", "9"), "fps=9 is out of range"),
+        (("--video", "FRAMES", "--fps", "1", "--frames", "2"), "are both given"),
     ],
 )
 def test_errors_are_one_line(

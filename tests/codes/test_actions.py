@@ -1,4 +1,4 @@
-"""The tokens of actions: the table of OpenVLA, units, and what is refused."""
+"""Action tokens: the table of OpenVLA, units, and errors."""
 
 from __future__ import annotations
 
@@ -56,49 +56,52 @@ def test_only_the_last_ids_are_actions() -> None:
 
 
 def test_units_and_mask() -> None:
-    space = ActionSpace.of(STATISTICS, CODES)
+    space = ActionSpace.from_statistics(STATISTICS, CODES)
     ends = space.unnormalise(torch.tensor([[-1.0] * 7, [1.0] * 7]))
     assert ends[0, :6].tolist() == pytest.approx(STATISTICS["q01"][:6])
     assert ends[1, :6].tolist() == pytest.approx(STATISTICS["q99"][:6])
     assert ends[:, 6].tolist() == [-1, 1]
     values = torch.rand(50, 7, generator=torch.Generator().manual_seed(1)).double() * 2 - 1
     torch.testing.assert_close(space.normalise(space.unnormalise(values)), values)
-    one = space.unnormalise(space.values(torch.full((7,), 31900)))
-    next_ = space.unnormalise(space.values(torch.full((7,), 31899)))
+    one = space.unnormalise(space.decode(torch.full((7,), 31900)))
+    next_ = space.unnormalise(space.decode(torch.full((7,), 31899)))
     torch.testing.assert_close(next_ - one, space.bin_size)
     assert float(space.bin_size[1]) == pytest.approx(0.08 / 255)
 
 
 def test_groups_and_strictness() -> None:
-    space = ActionSpace.of(STATISTICS, CODES)
+    space = ActionSpace.from_statistics(STATISTICS, CODES)
     assert space.groups == {"position": (0, 1, 2), "rotation": (3, 4, 5), "gripper": (6,)}
     assert [dim.name for dim in space.dims][3:] == ["roll", "pitch", "yaw", "gripper"]
     assert space.is_strict.tolist() == [False] * 6 + [True]
     assert space.with_strict([0]).is_strict.tolist() == [True] + [False] * 6
     four = {"q01": [-1] * 4, "q99": [1] * 4, "mask": [True, True, True, False]}
-    assert ActionSpace.of(four, CODES).groups == {"position": (0, 1, 2), "gripper": (3,)}
+    assert ActionSpace.from_statistics(four, CODES).groups == {
+        "position": (0, 1, 2),
+        "gripper": (3,),
+    }
     two = {"q01": [-1] * 2, "q99": [1] * 2}
-    assert ActionSpace.of(two, CODES).groups == {"motion": (0, 1)}
+    assert ActionSpace.from_statistics(two, CODES).groups == {"motion": (0, 1)}
 
 
 def test_the_gripper_turns_between_two_ids() -> None:
-    space = ActionSpace.of(STATISTICS, CODES)
+    space = ActionSpace.from_statistics(STATISTICS, CODES)
     ids = torch.full((2, 7), 31872)
     ids[:, 6] = torch.tensor([31808, 31809])
-    assert space.is_open(space.values(ids)).tolist() == [True, False]
+    assert space.is_open(space.decode(ids)).tolist() == [True, False]
     with pytest.raises(ValueError, match="0 grippers"):
-        ActionSpace.of({"q01": [0], "q99": [1]}, CODES).is_open(torch.zeros(1))
+        ActionSpace.from_statistics({"q01": [0], "q99": [1]}, CODES).is_open(torch.zeros(1))
 
 
 def test_a_component_that_never_changes() -> None:
-    space = ActionSpace.of({"q01": [0.5, 0], "q99": [0.5, 1]}, CODES)
+    space = ActionSpace.from_statistics({"q01": [0.5, 0], "q99": [0.5, 1]}, CODES)
     assert space.bin_size[0] == 0
     assert space.normalise(torch.tensor([0.5, 1.0])).tolist() == [0, 1]
     assert space.unnormalise(torch.tensor([0.7, 1.0])).tolist() == [0.5, 1]
 
 
 def test_components_go_round_in_chunks() -> None:
-    space = ActionSpace.of(STATISTICS, CODES)
+    space = ActionSpace.from_statistics(STATISTICS, CODES)
     found = space.dims_at([1, 6], torch.arange(4)[None])
     assert found.tolist() == [[1, 2, 3, 4], [6, 0, 1, 2]]
 
@@ -115,20 +118,20 @@ def test_components_go_round_in_chunks() -> None:
 )
 def test_statistics_that_are_none(statistics: dict[str, list[float]], words: str) -> None:
     with pytest.raises(ValueError, match=words):
-        ActionSpace.of(statistics, CODES)
+        ActionSpace.from_statistics(statistics, CODES)
 
 
 def test_statistics_by_name() -> None:
     known = {"bridge": {"action": STATISTICS}}
-    assert ActionSpace.keyed(known, None, CODES).size == 7
+    assert ActionSpace.from_norm_stats(known, None, CODES).size == 7
     with pytest.raises(ValueError, match=r"'libero': this policy has no .* one of bridge"):
-        ActionSpace.keyed(known, "libero", CODES)
+        ActionSpace.from_norm_stats(known, "libero", CODES)
     with pytest.raises(ValueError, match="2 data sets; give unnorm_key=, one of bridge, other"):
-        ActionSpace.keyed({**known, "other": {"action": STATISTICS}}, None, CODES)
+        ActionSpace.from_norm_stats({**known, "other": {"action": STATISTICS}}, None, CODES)
 
 
 def test_codes_that_do_not_fit() -> None:
     with pytest.raises(ValueError, match="300 bins in a vocabulary of 256"):
         ActionCodes(256, 300)
     with pytest.raises(ValueError, match="strict component 7"):
-        ActionSpace.of(STATISTICS, CODES).with_strict([7])
+        ActionSpace.from_statistics(STATISTICS, CODES).with_strict([7])

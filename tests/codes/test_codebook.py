@@ -1,4 +1,4 @@
-"""Neighbour tables: nearest codes, token ids around them, and files that know their codebook."""
+"""Neighbour tables: nearest codes, token ids around them, and files bound to their codebook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mmspec.codes.codebook import Codebook, Metric, Neighbours, neighbours_for
+from mmspec.codes.codebook import Codebook, Metric, Neighbours, resolve_neighbours
 
 CPU = torch.device("cpu")
 METRICS: tuple[Metric, ...] = ("raw", "normalised")
@@ -33,7 +33,7 @@ def by_hand(book: Codebook, k: int) -> list[list[int]]:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_neighbours_are_the_nearest_codes_in_order(metric: Metric) -> None:
-    book = Codebook.at(vectors(), metric=metric)
+    book = Codebook.from_offset(vectors(), metric=metric)
     for k in (1, 7, 39):
         table = book.neighbours(k)
         assert table.near.tolist() == by_hand(book, k)
@@ -41,13 +41,15 @@ def test_neighbours_are_the_nearest_codes_in_order(metric: Metric) -> None:
 
 
 def test_the_metrics_differ() -> None:
-    raw, normalised = (Codebook.at(vectors(), metric=metric).neighbours(5) for metric in METRICS)
+    raw, normalised = (
+        Codebook.from_offset(vectors(), metric=metric).neighbours(5) for metric in METRICS
+    )
     assert not torch.equal(raw.near, normalised.near)
 
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_chunks_change_nothing(metric: Metric) -> None:
-    book = Codebook.at(vectors(101), metric=metric)
+    book = Codebook.from_offset(vectors(101), metric=metric)
     whole = book.neighbours(20, chunk=101).near
     for chunk in (1, 7, 100):
         assert torch.equal(book.neighbours(20, chunk).near, whole)
@@ -55,7 +57,7 @@ def test_chunks_change_nothing(metric: Metric) -> None:
 
 @pytest.mark.parametrize("metric", METRICS)
 def test_distances_are_symmetric(metric: Metric) -> None:
-    book = Codebook.at(vectors(), offset=3, vocabulary=50, metric=metric)
+    book = Codebook.from_offset(vectors(), offset=3, vocabulary=50, metric=metric)
     every = torch.arange(40)
     distances = book.distances(every)
     assert torch.equal(distances, distances.T)
@@ -65,7 +67,7 @@ def test_distances_are_symmetric(metric: Metric) -> None:
 
 
 def test_ties_go_to_the_lower_code_and_duplicates_are_neighbours() -> None:
-    book = Codebook.at(torch.tensor([[0.0], [1.0], [-1.0], [0.0], [2.0]]))
+    book = Codebook.from_offset(torch.tensor([[0.0], [1.0], [-1.0], [0.0], [2.0]]))
     assert book.neighbours(4).near.tolist() == [
         [3, 1, 2, 4],
         [0, 3, 4, 2],
@@ -76,11 +78,11 @@ def test_ties_go_to_the_lower_code_and_duplicates_are_neighbours() -> None:
 
 
 def test_an_offset_goes_there_and_back() -> None:
-    plain = Codebook.at(vectors()).neighbours(9)
-    moved = Codebook.at(vectors(), offset=4, vocabulary=60).neighbours(9)
-    tokens, real = moved.of(torch.arange(60), 9)
+    plain = Codebook.from_offset(vectors()).neighbours(9)
+    moved = Codebook.from_offset(vectors(), offset=4, vocabulary=60).neighbours(9)
+    tokens, real = moved.lookup(torch.arange(60), 9)
     assert real[:, 0].tolist() == [4 <= token < 44 for token in range(60)]
-    assert torch.equal(tokens[4:44] - 4, plain.of(torch.arange(40), 9)[0])
+    assert torch.equal(tokens[4:44] - 4, plain.lookup(torch.arange(40), 9)[0])
     assert tokens.min() >= 4
     assert tokens.max() < 44
 
@@ -90,8 +92,8 @@ def test_ids_may_be_any_map() -> None:
     book = Codebook(vectors(), ids, vocabulary=70)
     assert torch.equal(book.codes[ids], torch.arange(40))
     assert int((book.codes < 0).sum()) == 30
-    plain = Codebook.at(vectors()).neighbours(5)
-    tokens, real = book.neighbours(5).of(ids, 5)
+    plain = Codebook.from_offset(vectors()).neighbours(5)
+    tokens, real = book.neighbours(5).lookup(ids, 5)
     assert real.all()
     assert torch.equal(tokens, ids[plain.near.long()])
     foreign = (book.codes < 0).nonzero()[0, 0]
@@ -99,14 +101,14 @@ def test_ids_may_be_any_map() -> None:
 
 
 def test_fewer_neighbours_are_the_first_of_many() -> None:
-    table = Codebook.at(vectors()).neighbours(9)
+    table = Codebook.from_offset(vectors()).neighbours(9)
     x = torch.tensor([[3, 8], [0, 39]])
-    assert table.of(x, 4)[0].shape == (2, 2, 4)
-    assert torch.equal(table.of(x, 4)[0], table.of(x, 9)[0][..., :4])
+    assert table.lookup(x, 4)[0].shape == (2, 2, 4)
+    assert torch.equal(table.lookup(x, 4)[0], table.lookup(x, 9)[0][..., :4])
 
 
 def test_a_table_survives_its_file(tmp_path: Path) -> None:
-    book = Codebook.at(vectors(), offset=4, vocabulary=60, metric="normalised")
+    book = Codebook.from_offset(vectors(), offset=4, vocabulary=60, metric="normalised")
     table = book.neighbours(6)
     table.save(tmp_path / "near.safetensors")
     for again in (
@@ -122,25 +124,28 @@ def test_a_table_survives_its_file(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("other", "says"),
     [
-        (Codebook.at(vectors(seed=1), 4, 60), "fingerprint"),
-        (Codebook.at(vectors(), 5, 60), "fingerprint"),
-        (Codebook.at(vectors(), 4, 61), "fingerprint"),
-        (Codebook.at(vectors(), 4, 60, "normalised"), "metric raw instead of normalised"),
+        (Codebook.from_offset(vectors(seed=1), 4, 60), "fingerprint"),
+        (Codebook.from_offset(vectors(), 5, 60), "fingerprint"),
+        (Codebook.from_offset(vectors(), 4, 61), "fingerprint"),
+        (Codebook.from_offset(vectors(), 4, 60, "normalised"), "metric raw instead of normalised"),
     ],
     ids=["vectors", "offset", "vocabulary", "metric"],
 )
 def test_a_table_of_another_codebook_is_refused(other: Codebook, says: str, tmp_path: Path) -> None:
     file = tmp_path / "near.safetensors"
-    Codebook.at(vectors(), 4, 60).neighbours(6).save(file)
+    Codebook.from_offset(vectors(), 4, 60).neighbours(6).save(file)
     with pytest.raises(ValueError, match=f"belongs to another codebook.*{says}"):
         Neighbours.load(file, other)
 
 
 def test_the_fingerprint_knows_the_precision_it_is_stored_in() -> None:
-    assert Codebook.at(vectors().double()).fingerprint == Codebook.at(vectors()).fingerprint
+    assert (
+        Codebook.from_offset(vectors().double()).fingerprint
+        == Codebook.from_offset(vectors()).fingerprint
+    )
     nudged = vectors()
     nudged[3, 2] += 1e-6
-    assert Codebook.at(nudged).fingerprint != Codebook.at(vectors()).fingerprint
+    assert Codebook.from_offset(nudged).fingerprint != Codebook.from_offset(vectors()).fingerprint
 
 
 def test_another_file_is_no_table(tmp_path: Path) -> None:
@@ -164,30 +169,33 @@ def test_bad_codebooks_are_refused() -> None:
         (lambda: Codebook(rows, ids, 4), "ids go from 0 to 4"),
         (lambda: Codebook(rows, ids - 1, 9), "ids go from -1"),
         (lambda: Codebook(rows, ids // 2, 9), "its own token id"),
-        (lambda: Codebook.at(rows[:1]), "has no neighbours"),
-        (lambda: Codebook.at(rows, metric="cosine"), "metric='cosine'"),  # type: ignore[arg-type]
-        (lambda: Codebook.at(rows).neighbours(5), "k=5, but a code of 5 has 1 to 4 others"),
-        (lambda: Codebook.at(rows).neighbours(0), "k=0"),
+        (lambda: Codebook.from_offset(rows[:1]), "has no neighbours"),
+        (lambda: Codebook.from_offset(rows, metric="cosine"), "metric='cosine'"),  # type: ignore[arg-type]
+        (
+            lambda: Codebook.from_offset(rows).neighbours(5),
+            "k=5, but a code of 5 has 1 to 4 others",
+        ),
+        (lambda: Codebook.from_offset(rows).neighbours(0), "k=0"),
     ):
         with pytest.raises(ValueError, match=says):
             make()
 
 
 def test_an_option_becomes_a_table(tmp_path: Path) -> None:
-    book = Codebook.at(vectors(), vocabulary=50)
+    book = Codebook.from_offset(vectors(), vocabulary=50)
     table, file = book.neighbours(8), tmp_path / "near.safetensors"
     table.save(file)
     for given in (book, table, file, str(file)):
-        found = neighbours_for(given, 8, 50, CPU)
+        found = resolve_neighbours(given, 8, 50, CPU)
         assert torch.equal(found.near, table.near)
-    assert neighbours_for(book, 1000, 50, CPU).k == 39  # all others
+    assert resolve_neighbours(book, 1000, 50, CPU).k == 39  # all others
     for source, k, size, says in (
-        (None, 8, 50, "no codebook says"),
+        (None, 8, 50, "no codebook defines"),
         (book, 8, 64, "counts 50 token ids, but the target's vocabulary has 64"),
         (table, 9, 50, "holds 8 codes per code, but neighbours=9"),
         (book, 0, 50, "leaves nothing to pool"),
     ):
         with pytest.raises(ValueError, match=says):
-            neighbours_for(source, k, size, CPU)
+            resolve_neighbours(source, k, size, CPU)
     with pytest.raises(TypeError, match="codebook is a int"):
-        neighbours_for(3, 8, 50, CPU)  # type: ignore[arg-type]
+        resolve_neighbours(3, 8, 50, CPU)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""What is drawn anew: neighbourhoods by a slow reading, islands by their definition."""
+"""Cells generated again: neighbourhoods against a slow reference, islands by definition."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from itertools import combinations
 import pytest
 import torch
 
-from mmspec.codes.connected_cells import Cell, around, islands
+from mmspec.codes.connected_cells import Cell, dilate, find_islands
 
 
 def touch(one: Cell, other: Cell) -> bool:
@@ -17,12 +17,12 @@ def touch(one: Cell, other: Cell) -> bool:
 
 @pytest.mark.parametrize("share", [0.15, 0.4, 0.7])
 def test_islands_are_the_parts_that_touch(share: float) -> None:
-    """They cover the set, are in order, hang together, and no two of them touch."""
+    """They cover the set, are in order and connected, and no two of them touch."""
     random = torch.Generator().manual_seed(1)
     for _ in range(30):
         grid = torch.rand(5, 7, generator=random) < share
         cells = [(int(row), int(column)) for row, column in grid.nonzero()]
-        parts = islands(reversed(cells))
+        parts = find_islands(reversed(cells))
         assert sorted(cell for part in parts for cell in part) == cells  # disjoint, and all
         assert all(part == sorted(part) for part in parts)
         assert [part[0] for part in parts] == sorted(part[0] for part in parts)
@@ -36,9 +36,12 @@ def test_islands_are_the_parts_that_touch(share: float) -> None:
 
 
 def test_corners_join_and_gaps_part() -> None:
-    assert islands([(0, 0), (1, 1), (1, 3)]) == [[(0, 0), (1, 1)], [(1, 3)]]
-    assert islands([(0, 5), (1, 0)]) == [[(0, 5)], [(1, 0)]]  # raster neighbours, not spatial ones
-    assert islands([]) == []
+    assert find_islands([(0, 0), (1, 1), (1, 3)]) == [[(0, 0), (1, 1)], [(1, 3)]]
+    assert find_islands([(0, 5), (1, 0)]) == [
+        [(0, 5)],
+        [(1, 0)],
+    ]  # raster neighbours only
+    assert find_islands([]) == []
 
 
 @pytest.mark.parametrize("reach", [0, 1, 2, math.inf])
@@ -49,7 +52,7 @@ def test_neighbourhoods_are_those_of_a_slow_search(reach: float) -> None:
     cells[:, 7] = cells[:, 19] = -1  # stand nowhere
     refused = torch.rand(6, 20, generator=random) < 0.12
     refused[:, 7], refused[0] = True, False
-    found = around(cells, refused, reach)
+    found = dilate(cells, refused, reach)
     for row in range(6):
         for node in range(20):
             here = cells[row, node].tolist()

@@ -1,4 +1,4 @@
-"""CTC: collapsing, entropies and confidences, and prefix scores against all paths there are."""
+"""CTC: collapsing, entropies and confidences, and prefix scores against all paths."""
 
 from __future__ import annotations
 
@@ -149,7 +149,7 @@ def test_a_repeated_label_without_a_blank_between_is_overrated() -> None:
     assert float(scorer.score(torch.tensor([1]))) < float(wrong) - 1e-3
 
 
-def test_labels_that_cannot_be_said_and_too_many_of_them() -> None:
+def test_impossible_labels_and_too_many_of_them() -> None:
     log_probs = torch.full((3, 3), -torch.inf, dtype=torch.float64)
     log_probs[:, 1] = 0  # every frame says 1
     scorer = PrefixScorer(log_probs)
@@ -161,7 +161,7 @@ def test_labels_that_cannot_be_said_and_too_many_of_them() -> None:
     assert scorer.total < -900
     with pytest.raises(ValueError, match="label 0 is the blank"):
         scorer.push(0)
-    with pytest.raises(ValueError, match="3 labels cannot be taken back: there are 2"):
+    with pytest.raises(ValueError, match="3 labels cannot be removed: there are 2"):
         scorer.pop(3)
 
 

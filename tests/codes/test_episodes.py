@@ -1,4 +1,4 @@
-"""What a robot did: noted in order, forgotten at a reset."""
+"""A robot's history: recorded in order, cleared at a reset."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from mmspec.codes.actions import ActionCodes, ActionSpace
-from mmspec.codes.episodes import Episode, episodes_of
+from mmspec.codes.episodes import Episode, get_episodes
 
-SPACE = ActionSpace.of({"q01": [0, 0], "q99": [1, 1]}, ActionCodes(512))
+SPACE = ActionSpace.from_statistics({"q01": [0, 0], "q99": [1, 1]}, ActionCodes(512))
 
 
 def test_actions_come_back_in_order() -> None:
@@ -27,21 +27,21 @@ def test_actions_come_back_in_order() -> None:
 
 def test_deviations_are_those_of_a_step() -> None:
     episode = Episode(SPACE)
-    episode.noted += [1.0, 3.0]
+    episode.step_deviations += [1.0, 3.0]
     episode.observe(torch.zeros(2))
     episode.observe(torch.zeros(2))
     assert episode.deviations == [2.0, 0.0]
 
 
-def test_a_reset_forgets_the_task_and_keeps_how_tasks_ended() -> None:
+def test_a_reset_clears_the_task_and_keeps_outcomes() -> None:
     episode = Episode(SPACE)
     episode.observe(torch.zeros(2), torch.zeros(1))
-    episode.locked, episode.skips, episode.memory = 3, 2, {"a": 1}
+    episode.locked_until, episode.skips, episode.memory = 3, 2, {"a": 1}
     episode.reset(success=True)
     episode.reset()
     assert episode.space is SPACE
     assert episode.outcomes == [True]
-    assert (episode.step, episode.states, episode.locked, episode.skips) == (0, [], 0, 0)
+    assert (episode.step, episode.states, episode.locked_until, episode.skips) == (0, [], 0, 0)
     assert episode.memory == {}
     assert episode.deviations == []
 
@@ -61,9 +61,9 @@ def test_what_cannot_have_been_carried_out() -> None:
 
 
 def test_a_call_gives_one_per_row() -> None:
-    with pytest.raises(ValueError, match="the call gave no episodes"):
-        episodes_of(SimpleNamespace(shared={}, batch=1))
+    with pytest.raises(ValueError, match="the call has no episodes"):
+        get_episodes(SimpleNamespace(shared={}, batch=1))
     with pytest.raises(ValueError, match="1 episodes for 2 rows"):
-        episodes_of(SimpleNamespace(shared={"episodes": [Episode(SPACE)]}, batch=2))
-    (found,) = episodes_of(SimpleNamespace(shared={"episodes": [Episode(SPACE)]}, batch=1))
+        get_episodes(SimpleNamespace(shared={"episodes": [Episode(SPACE)]}, batch=2))
+    (found,) = get_episodes(SimpleNamespace(shared={"episodes": [Episode(SPACE)]}, batch=1))
     assert found.space is SPACE

@@ -1,4 +1,4 @@
-"""Phrases are merged from frequent neighbours and found again in drafts."""
+"""Phrases are merged from frequent neighbours and matched in drafts."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ ROWS = [[1, 2, 3, 1, 2, 4], [1, 2, 3, 5, 5, 6], [3, 1, 2, 3, 0, 0]]
 
 
 def test_merging_by_hand() -> None:
-    """(1, 2) stands there four times; then 1 2 is followed by 3 three times, and by 4 once."""
+    """(1, 2) occurs four times; then 1 2 is followed by 3 three times, and by 4 once."""
     assert dict(Phrases.build(ROWS).counts) == {(1, 2): 4, (1, 2, 3): 3}
     assert dict(Phrases.build(ROWS, longest=2).counts) == {(1, 2): 4}
     assert dict(Phrases.build(ROWS, merges=1).counts) == {(1, 2): 4}
     assert len(Phrases.build(ROWS, merges=0)) == 0
     assert len(Phrases.build([], merges=5)) == 0
-    assert (0, 0) in Phrases.build(ROWS, least=1).counts
+    assert (0, 0) in Phrases.build(ROWS, min_count=1).counts
 
 
 def test_no_phrase_goes_beyond_a_row() -> None:
@@ -31,7 +31,7 @@ def test_no_phrase_goes_beyond_a_row() -> None:
 
 
 def test_saving_and_loading(tmp_path: Path) -> None:
-    for library in (Phrases.build(ROWS, least=1), Phrases()):
+    for library in (Phrases.build(ROWS, min_count=1), Phrases()):
         library.save(tmp_path / "phrases.safetensors")
         assert Phrases.load(tmp_path / "phrases.safetensors") == library
     save_file({"other": torch.zeros(1)}, str(tmp_path / "no.safetensors"))
@@ -45,7 +45,7 @@ def test_matches_are_those_of_a_slow_search() -> None:
     allowed = torch.rand(50, 9, generator=random) < 0.9
     tokens[0, 3:7], allowed[0] = torch.arange(4), True
     library = Phrases({(0, 1): 1, (0, 1, 2, 3): 1, (2, 2): 1, (3, 0, 3): 1, (1, 1, 1): 1})
-    found = Trie.of(library, 4, CPU).matches(tokens, allowed)
+    found = Trie.build(library, 4, CPU).matches(tokens, allowed)
     for row in range(50):
         for place in range(9):
             longest = 0
@@ -55,7 +55,7 @@ def test_matches_are_those_of_a_slow_search() -> None:
                 longest = max(longest, len(phrase) if fits else 0)
             assert found[row, place] == longest
     assert set(found.unique().tolist()) == {0, 2, 3, 4}
-    empty = Trie.of(Phrases(), 4, CPU)
+    empty = Trie.build(Phrases(), 4, CPU)
     assert int(empty.matches(tokens, allowed).sum()) == 0
 
 
@@ -71,6 +71,6 @@ def test_what_is_no_library_is_refused() -> None:
     with pytest.raises(ValueError, match=r"\(3,\) is no phrase"):
         Phrases({(3,): 2})
     with pytest.raises(ValueError, match="outside the vocabulary of 4"):
-        Trie.of(Phrases({(1, 7): 2}), 4, CPU)
+        Trie.build(Phrases({(1, 7): 2}), 4, CPU)
     with pytest.raises(ValueError, match="longest=1"):
         Phrases.build(ROWS, longest=1)

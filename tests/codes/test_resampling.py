@@ -1,4 +1,4 @@
-"""Up and down between two sizes: identities where they must hold, the tokenisers' own codes."""
+"""Resampling between two sizes: identities where they must hold, and the codes of tokenizers."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from torch.nn import functional
 from mmspec.codes.codebook import Codebook, Metric
 from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily
-from mmspec.codes.resampling import Repeated, ThroughPixels
+from mmspec.codes.resampling import LatentResampler, PixelResampler
 from mmspec.modalities.image import families as image
-from tests.toys import painters
+from tests.toys import image_models
 
 SIZE = 12
 
 
 def book(offset: int = 0, metric: Metric = "raw") -> Codebook:
     rows = torch.randn(SIZE, 3, generator=torch.Generator().manual_seed(0))
-    return Codebook.at(rows.tanh(), offset, SIZE + offset, metric)
+    return Codebook.from_offset(rows.tanh(), offset, SIZE + offset, metric)
 
 
 def patches(offset: int = 0, side: int = 4) -> ImageFamily:
-    """A tokeniser in closed form: a code is a square of one colour."""
+    """A tokenizer in closed form: a code is a square of one colour."""
     codes = book(offset)
 
     def decode(ids: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def tokens(*shape: int, offset: int = 0) -> Tensor:
 @pytest.mark.parametrize("metric", ["raw", "normalised"])
 @pytest.mark.parametrize("ratio", [1, 2, 3])
 def test_up_and_back_changes_nothing(ratio: int, metric: Metric) -> None:
-    sampler = Repeated(book(5, metric), book(2, metric), ratio)
+    sampler = LatentResampler(book(5, metric), book(2, metric), ratio)
     small = tokens(2, 3, 4, offset=2)
     large = sampler.up(small)
     assert large.shape == (2, 3 * ratio, 4 * ratio)
@@ -60,9 +60,9 @@ def test_up_and_back_changes_nothing(ratio: int, metric: Metric) -> None:
 
 def test_down_takes_the_code_in_the_middle() -> None:
     """On a line: the mean of 0, 0, 1 and 3 is 1, of 3, 3, 3 and 2 it is 2.75."""
-    line = Codebook.at(torch.arange(4.0)[:, None])
+    line = Codebook.from_offset(torch.arange(4.0)[:, None])
     large = torch.tensor([[[0, 0, 3, 3], [1, 3, 3, 2]]])
-    assert Repeated(line, line, 2).down(large).tolist() == [[[1, 3]]]
+    assert LatentResampler(line, line, 2).down(large).tolist() == [[[1, 3]]]
     assert line.nearest(torch.tensor([[0.4], [0.5], [9.0]])).tolist() == [0, 0, 3]
 
 
@@ -76,22 +76,22 @@ def test_nearest_codes_are_those_of_a_search() -> None:
 @pytest.mark.parametrize("ratio", [1, 2, 3])
 def test_through_pixels_of_one_colour_it_is_repetition(ratio: int) -> None:
     fine, coarse = patches(5), patches(2)
-    sampler = ThroughPixels(fine, coarse, ratio, "nearest-exact")
-    latent = Repeated(fine.codebook, coarse.codebook, ratio)
+    sampler = PixelResampler(fine, coarse, ratio, "nearest-exact")
+    latent = LatentResampler(fine.codebook, coarse.codebook, ratio)
     small = tokens(2, 3, 4, offset=2)
     assert torch.equal(sampler.up(small), latent.up(small))
     assert torch.equal(sampler.down(sampler.up(small)), small)
     flat = torch.full((1, 3, 4), 6)
-    smooth = ThroughPixels(fine, coarse, ratio)
+    smooth = PixelResampler(fine, coarse, ratio)
     assert torch.equal(smooth.up(flat), latent.up(flat))
 
 
 def test_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="has 4 codes, the target's 12"):
-        Repeated(book(), Codebook.at(torch.randn(4, 3)), 2)
+        LatentResampler(book(), Codebook.from_offset(torch.randn(4, 3)), 2)
     with pytest.raises(ValueError, match=r"has no encoder .* upsampler='latent'"):
-        ThroughPixels(patches(), replace(patches(), encode=None), 2)
-    odd = ThroughPixels(patches(side=2), patches(side=4), 2)
+        PixelResampler(patches(), replace(patches(), encode=None), 2)
+    odd = PixelResampler(patches(side=2), patches(side=4), 2)
     with pytest.raises(ValueError, match="is 12 x 16 codes of Patches, not 6 x 8"):
         odd.up(tokens(1, 3, 4))
 
@@ -99,11 +99,11 @@ def test_what_does_not_fit() -> None:
 @pytest.mark.parametrize("family", ["janus", "chameleon", "emu3"])
 @torch.no_grad()
 def test_models_encode_with_their_own_tokeniser(family: str) -> None:
-    model: Any = painters.PAINTERS[family]()
+    model: Any = image_models.PAINTERS[family]()
     image_family, vq = image.image_family(model), model.model.vqmodel
     assert image_family.encode is not None
-    side = painters.SIDE
-    codes = torch.randint(painters.CODES, (2, side, side))
+    side = image_models.SIDE
+    codes = torch.randint(image_models.CODES, (2, side, side))
     pixels = image_family.decode(codes).clamp(-1, 1)
     found = image_family.encode(pixels)
     assert found.shape == codes.shape

@@ -1,4 +1,4 @@
-"""Stored trajectories: found again exactly, saved and loaded, refused where they do not fit."""
+"""Stored trajectories: exact retrieval, files, and errors."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ def store(states: bool = True) -> Trajectories:
         seen = torch.randn(length, 8, generator=generator)
         actions = torch.rand(length, 2, generator=generator) * 2 - 1
         drawn.append((seen, actions, seen[:, :2] if states else None))
-    return Trajectories.of(drawn)
+    return Trajectories.from_episodes(drawn)
 
 
 def test_what_is_stored_is_found_again() -> None:
-    """A moment looked up by its own features is itself, similarity 1; scale does not matter."""
+    """A moment retrieved by its own features is itself, similarity 1; scale does not matter."""
     held = store()
     similarity, index = held.nearest(3 * held.features, 4)
     assert index[:, 0].tolist() == list(range(12))
@@ -34,8 +34,8 @@ def test_what_is_stored_is_found_again() -> None:
 
 def test_what_followed_ends_with_its_episode() -> None:
     held = store()
-    assert torch.equal(held.ahead(3, 3), held.actions[[3, 4, 4]])
-    assert torch.equal(held.ahead(5, 2), held.actions[[5, 6]])
+    assert torch.equal(held.actions_from(3, 3), held.actions[[3, 4, 4]])
+    assert torch.equal(held.actions_from(5, 2), held.actions[[5, 6]])
 
 
 @pytest.mark.parametrize("states", [True, False])
@@ -52,7 +52,7 @@ def test_a_folder_holds_it(tmp_path: Path, states: bool) -> None:
 
 def test_matches_are_those_of_other_episodes() -> None:
     held = store()
-    similarity, distance = held.matches
+    similarity, distance = held.nearest_matches
     for moment in range(12):
         others = held.episodes != held.episodes[moment]
         cosine = (held.features @ held.features[moment])[others]
@@ -60,9 +60,9 @@ def test_matches_are_those_of_other_episodes() -> None:
         assert held.states is not None
         there = held.states[others][cosine.argmax()]
         assert float(distance[moment]) == pytest.approx(float((there - held.states[moment]).norm()))
-    alone = Trajectories.of([(torch.ones(3, 2), torch.ones(3, 2), None)])
-    with pytest.raises(ValueError, match="one stored episode says nothing"):
-        _ = alone.matches
+    alone = Trajectories.from_episodes([(torch.ones(3, 2), torch.ones(3, 2), None)])
+    with pytest.raises(ValueError, match="a single stored episode has no matches"):
+        _ = alone.nearest_matches
 
 
 def test_what_does_not_fit(tmp_path: Path) -> None:
@@ -72,8 +72,11 @@ def test_what_does_not_fit(tmp_path: Path) -> None:
         (lambda: Trajectories(ones / 0, ones, three[:2]), "features hold NaN"),
         (lambda: Trajectories(ones, ones, torch.tensor([1, 0])), "must not fall"),
         (lambda: Trajectories(ones, ones, three[:2], ones[:1]), "states of shape"),
-        (lambda: store().nearest(ones, 1), "3 wide are looked up among stored ones 8 wide"),
-        (lambda: Trajectories.of([(ones, ones, ones), (ones, ones, None)]), "some episodes only"),
+        (lambda: store().nearest(ones, 1), "of width 3 do not match stored ones of width 8"),
+        (
+            lambda: Trajectories.from_episodes([(ones, ones, ones), (ones, ones, None)]),
+            "some episodes only",
+        ),
         (lambda: Trajectories.load(tmp_path), f"give a folder with {FILE}"),
     ]
     for make, words in cases:

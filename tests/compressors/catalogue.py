@@ -1,11 +1,11 @@
-"""Pictures, signals and settings on which every compressor of the shelf is tried."""
+"""Images, signals and settings on which every compressor is tested."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from mmspec.compressors import COMPRESSORS, about, named
+from mmspec.compressors import COMPRESSORS, describe, parse_compressor
 from mmspec.compressors.contract import OF_ROBOTS, SIGNALS, Compressed, Compressor, Features
 
 GRIDS = [(4, 6), (5, 3), (1, 1), (3, 2, 4), None]
@@ -25,41 +25,41 @@ NEUTRAL = {
     "identity": "",
 }
 # without those that go by what a robot saw before
-PICTURED = [name for name in COMPRESSORS if not OF_ROBOTS & {*about(name)["needs"]}]
+PICTURED = [name for name in COMPRESSORS if not OF_ROBOTS & {*describe(name)["needs"]}]
 WIDTH, STATES, QUESTION = 8, 6, 3
 
 
 def neutral() -> list[Compressor]:
-    """All that can keep everything, doing so."""
+    """All compressors that can keep everything, in that setting."""
     settings = {name: NEUTRAL.get(name, "keep=1.0") for name in COMPRESSORS}
-    return [named(f"{name}:{own}") for name, own in settings.items() if own is not None]
+    return [parse_compressor(f"{name}:{own}") for name, own in settings.items() if own is not None]
 
 
 def usual() -> list[Compressor]:
-    """Every compressor, as it comes; with initial weights where it has some."""
-    return [named(spoken(name)) for name in COMPRESSORS]
+    """Every compressor with default parameters, and with initial weights if trained."""
+    return [parse_compressor(spell_name(name)) for name in COMPRESSORS]
 
 
-def pictured(listed: list[Compressor]) -> list[Compressor]:
-    """Those that go by nothing that a robot saw before."""
+def image_compressors(listed: list[Compressor]) -> list[Compressor]:
+    """Compressors that do not need the episodes of a robot."""
     return [one for one in listed if not one.needs & OF_ROBOTS]
 
 
-def spoken(name: str) -> str:
-    """A name with what must be said beside it."""
-    return f"{name}:untrained=true" if about(name)["trained"] else name
+def spell_name(name: str) -> str:
+    """A compressor name with its required parameters."""
+    return f"{name}:untrained=true" if describe(name)["trained"] else name
 
 
-def picture(grid: tuple[int, ...] | None, width: int = WIDTH) -> Features:
-    """A random picture whose slots have a gap, as between the lines of Pixtral."""
+def random_features(grid: tuple[int, ...] | None, width: int = WIDTH) -> Features:
+    """Random features whose slots have a gap, as between the lines of Pixtral."""
     count = 21 if grid is None else int(torch.tensor(grid).prod())
     slots = 7 + torch.arange(count) + (torch.arange(count) >= count // 2)
     return Features(torch.randn(count, width), slots, grid)
 
 
 def signals(count: int, width: int = WIDTH) -> dict[str, Tensor]:
-    """Every signal there is, for a picture of `count` features."""
-    told = {
+    """All signals, for an image of `count` features."""
+    given = {
         "attention": torch.rand(count),
         "question-attention": torch.rand(count),
         "last-layer-attention": torch.rand(count),
@@ -71,12 +71,12 @@ def signals(count: int, width: int = WIDTH) -> dict[str, Tensor]:
         "earlier-features": torch.randn(count, width),
         "precision": torch.ones(1),
     }
-    assert set(told) == set(SIGNALS)
-    return told
+    assert set(given) == set(SIGNALS)
+    return given
 
 
 def compress(compressor: Compressor, features: Features) -> Compressed:
-    """With those of the signals that it needs."""
-    told = signals(len(features.values))
-    compressor = compressor.fitted(features.values.shape[1], features.values)
-    return compressor.compress(features, {name: told[name] for name in compressor.needs})
+    """Compress with the signals that the compressor needs."""
+    given = signals(len(features.values))
+    compressor = compressor.build(features.values.shape[1], features.values)
+    return compressor.compress(features, {name: given[name] for name in compressor.needs})

@@ -1,4 +1,4 @@
-"""What holds of every compressor: slots, counts, and the setting that changes nothing."""
+"""Properties of every compressor: slots, counts, and the neutral setting."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from mmspec.compressors import COMPRESSORS, about, named
+from mmspec.compressors import COMPRESSORS, describe, parse_compressor
 from mmspec.compressors.average_pool import AveragePool
 from mmspec.compressors.average_pool_1d import AveragePool1d
 from mmspec.compressors.bipartite_merge import BipartiteMerge
 from mmspec.compressors.contract import SIGNALS, Compressor, Features
 from mmspec.compressors.hide_all import HideAll
-from mmspec.compressors.selection import budget
-from tests.compressors.catalogue import GRIDS, compress, neutral, picture, usual
+from mmspec.compressors.selection import count_kept
+from tests.compressors.catalogue import GRIDS, compress, neutral, random_features, usual
 
 torch.set_num_threads(1)
 
@@ -31,10 +31,10 @@ AVERAGING: list[Compressor] = [
 
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("compressor", usual(), ids=repr)
-def test_slots_ascend_and_come_from_the_picture(
+def test_slots_ascend_and_come_from_the_image(
     compressor: Compressor, grid: tuple[int, ...] | None
 ) -> None:
-    features = picture(grid)
+    features = random_features(grid)
     thin = compress(compressor, features)
     assert len(thin.features) == len(thin.positions) == len(thin.sizes) <= len(features.values)
     assert thin.features.shape[1:] == features.values.shape[1:]
@@ -47,7 +47,7 @@ def test_slots_ascend_and_come_from_the_picture(
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("compressor", neutral(), ids=repr)
 def test_keeping_all_changes_nothing(compressor: Compressor, grid: tuple[int, ...] | None) -> None:
-    features = picture(grid)
+    features = random_features(grid)
     thin = compress(compressor, features)
     assert_close(thin.features, features.values, rtol=0, atol=0)
     assert torch.equal(thin.positions, features.positions)
@@ -57,14 +57,14 @@ def test_keeping_all_changes_nothing(compressor: Compressor, grid: tuple[int, ..
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("compressor", AVERAGING, ids=repr)
 def test_averages_keep_count_and_sum(compressor: Compressor, grid: tuple[int, ...] | None) -> None:
-    features = picture(grid)
+    features = random_features(grid)
     thin = compress(compressor, features)
     assert int(thin.sizes.sum()) == len(features.values)
     assert_close((thin.sizes[:, None] * thin.features).sum(0), features.values.sum(0))
 
 
 @pytest.mark.parametrize("compressor", [*AVERAGING, AveragePool1d(0.3)], ids=repr)
-def test_a_constant_picture_stays_constant(compressor: Compressor) -> None:
+def test_a_constant_image_stays_constant(compressor: Compressor) -> None:
     features = Features(torch.full((24, 3), 2.5), torch.arange(24), (4, 6))
     thin = compress(compressor, features)
     assert_close(thin.features, torch.full_like(thin.features, 2.5))
@@ -72,16 +72,16 @@ def test_a_constant_picture_stays_constant(compressor: Compressor) -> None:
 
 def test_every_compressor_is_described() -> None:
     for name in COMPRESSORS:
-        found = about(name)
-        assert name.replace("-", "_") in type(named(name)).__module__.split(".")
+        found = describe(name)
+        assert name.replace("-", "_") in type(parse_compressor(name)).__module__.split(".")
         assert found["summary"].endswith((".", ":"))
-        assert found["places"] != "not said"
+        assert found["places"] != "not specified"
         assert set(found["needs"]) <= set(SIGNALS)
         assert found["kept of 576"] is None or 0 <= found["kept of 576"] <= 576
 
 
 def test_hide_all_leaves_nothing() -> None:
-    assert compress(HideAll(), picture((4, 6))).features.shape == (0, 8)
+    assert compress(HideAll(), random_features((4, 6))).features.shape == (0, 8)
 
 
 @pytest.mark.parametrize(
@@ -104,43 +104,45 @@ def test_hide_all_leaves_nothing() -> None:
         ("identity:keep=1", "'keep=1' is no parameter of 'identity'; it has none"),
     ],
 )
-def test_names_that_say_nothing_are_refused(text: str, message: str) -> None:
+def test_unknown_names_are_refused(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message.replace("?", r"\?")):
-        named(text)
+        parse_compressor(text)
 
 
 def test_parameters_stand_behind_the_name() -> None:
-    assert repr(named("top-p-uniform:keep=0.2,mass=1")) == "TopPUniform(keep=0.2, mass=1)"
+    assert (
+        repr(parse_compressor("top-p-uniform:keep=0.2,mass=1")) == "TopPUniform(keep=0.2, mass=1)"
+    )
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in COMPRESSORS if "keep" in about(name)["parameters"]]
+    "name", [name for name in COMPRESSORS if "keep" in describe(name)["parameters"]]
 )
 @pytest.mark.parametrize("keep", [0.0, -0.1, 1.01, float("nan")])
 def test_a_share_is_above_0_and_at_most_1(name: str, keep: float) -> None:
-    maker: Any = type(named(name))
+    maker: Any = type(parse_compressor(name))
     with pytest.raises(ValueError, match=r"no share of the tokens; give one in \(0, 1\]"):
         maker(keep=keep)
 
 
 def test_a_share_leaves_at_least_one() -> None:
-    assert [budget(0.25, count) for count in (0, 1, 2, 8, 9)] == [0, 1, 1, 2, 2]
+    assert [count_kept(0.25, count) for count in (0, 1, 2, 8, 9)] == [0, 1, 1, 2, 2]
 
 
 @pytest.mark.parametrize(
     "make",
     [
         lambda: AveragePool(0),
-        lambda: named("holistic:window=2"),
-        lambda: named("holistic:relevance=0,novelty=0,complexity=0"),
-        lambda: named("similarity-prune:limit=1.5"),
-        lambda: named("temporal-redundancy:limit=-2"),
-        lambda: named("top-p-uniform:mass=1.5"),
-        lambda: named("conv:stride=0"),
-        lambda: named("resampler:queries=0"),
-        lambda: named("q-former:blocks=0"),
-        lambda: named("elastic-gate:branch=merge"),
-        lambda: named("resampler:heads=5,untrained=true").fitted(8, torch.zeros(1)),
+        lambda: parse_compressor("holistic:window=2"),
+        lambda: parse_compressor("holistic:relevance=0,novelty=0,complexity=0"),
+        lambda: parse_compressor("similarity-prune:limit=1.5"),
+        lambda: parse_compressor("temporal-redundancy:limit=-2"),
+        lambda: parse_compressor("top-p-uniform:mass=1.5"),
+        lambda: parse_compressor("conv:stride=0"),
+        lambda: parse_compressor("resampler:queries=0"),
+        lambda: parse_compressor("q-former:blocks=0"),
+        lambda: parse_compressor("elastic-gate:branch=merge"),
+        lambda: parse_compressor("resampler:heads=5,untrained=true").build(8, torch.zeros(1)),
         lambda: Features(torch.zeros(4, 2), torch.arange(3)),
         lambda: Features(torch.zeros(4, 2), torch.arange(4), (3, 2)),
         lambda: Features(torch.zeros(4, 2), torch.arange(4), (4,)),

@@ -12,8 +12,7 @@ from torch.nn import functional
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.compressors import named
-from mmspec.compressors.attending import Attention
+from mmspec.compressors import parse_compressor
 from mmspec.compressors.attn_topk import AttentionTopK
 from mmspec.compressors.average_pool import AveragePool
 from mmspec.compressors.contract import Features
@@ -21,12 +20,12 @@ from mmspec.compressors.conv import Conv
 from mmspec.compressors.elastic_gate import BRANCHES, ElasticGate, KeepGate
 from mmspec.compressors.hide_all import HideAll
 from mmspec.compressors.latent import Latent
-from mmspec.compressors.learned import Learned, initial, save
+from mmspec.compressors.learned import Attention, Learned, initial, save
 from mmspec.compressors.q_former import QFormer
 from mmspec.compressors.resampler import QueryResampler
 from mmspec.compressors.space_to_depth import SpaceToDepth
 from tests import toys
-from tests.compressors.catalogue import GRIDS, WIDTH, picture, signals
+from tests.compressors.catalogue import GRIDS, WIDTH, random_features, signals
 from tests.partners import noisy
 
 torch.set_num_threads(1)
@@ -45,8 +44,8 @@ LIKE = torch.zeros(1)
 @pytest.mark.parametrize("grid", GRIDS, ids=str)
 @pytest.mark.parametrize("design", [Conv(2, untrained=True), SpaceToDepth(2, untrained=True)])
 def test_initial_weights_average(design: Learned, grid: tuple[int, ...] | None) -> None:
-    features = picture(grid)
-    thin = design.fitted(WIDTH, LIKE).compress(features, {})
+    features = random_features(grid)
+    thin = design.build(WIDTH, LIKE).compress(features, {})
     expected = AveragePool(2).compress(features, {})
     assert_close(thin.features, expected.features)
     assert torch.equal(thin.positions, expected.positions)
@@ -54,7 +53,7 @@ def test_initial_weights_average(design: Learned, grid: tuple[int, ...] | None) 
 
 
 def test_convolution_is_torchs() -> None:
-    features = picture((4, 6))
+    features = random_features((4, 6))
     network: Any = initial(Conv(2), WIDTH)
     for weight in network.parameters():
         nn.init.normal_(weight)
@@ -66,7 +65,7 @@ def test_convolution_is_torchs() -> None:
 
 
 def test_space_to_depth_is_torchs() -> None:
-    features = picture((4, 6))
+    features = random_features((4, 6))
     network: Any = initial(SpaceToDepth(2), WIDTH)
     nn.init.normal_(network.weight)
     image = features.values.T.view(1, WIDTH, 4, 6)
@@ -76,7 +75,7 @@ def test_space_to_depth_is_torchs() -> None:
 
 
 def test_resampler_is_the_formula_and_knows_no_order() -> None:
-    features = picture(None)
+    features = random_features(None)
     network: Any = initial(QueryResampler(5, 4), WIDTH)
     key, value = network.k_proj(features.values), network.v_proj(features.values)
     heads = []
@@ -92,7 +91,7 @@ def test_resampler_is_the_formula_and_knows_no_order() -> None:
 
 
 def test_latents_are_convex_combinations() -> None:
-    features = picture((4, 6))
+    features = random_features((4, 6))
     network: Any = initial(Latent(5), WIDTH)
     thin = network(features, {})
     share = functional.softmax(network.weight @ features.values.T, -1)
@@ -115,8 +114,8 @@ def test_attention_is_torchs() -> None:
     assert_close(ours(asking, asked), expected[0])
 
 
-def test_one_block_without_its_other_parts_is_attention_to_the_picture() -> None:
-    features = picture(None)
+def test_one_block_without_its_other_parts_is_attention_to_the_image() -> None:
+    features = random_features(None)
     network: Any = initial(QFormer(5, 4, blocks=1), WIDTH)
     block = network.blocks[0]
     with torch.no_grad():
@@ -129,7 +128,7 @@ def test_one_block_without_its_other_parts_is_attention_to_the_picture() -> None
 
 @pytest.mark.parametrize("branch", BRANCHES)
 def test_the_gate_takes_its_best_branch(branch: str) -> None:
-    features, told = picture((4, 6)), signals(24)
+    features, told = random_features((4, 6)), signals(24)
     design = ElasticGate(0.3, 2, 5, 4)
     network: Any = initial(design, WIDTH)
     hidden = functional.silu(network.up(told["text"].mean(0)))
@@ -155,20 +154,20 @@ def test_networks_come_back_from_disk(design: Learned, tmp_path: Path) -> None:
     for weight in network.parameters():
         nn.init.normal_(weight)
     save(tmp_path, design, network, WIDTH)
-    features, told = picture((5, 6)), signals(30)
+    features, told = random_features((5, 6)), signals(30)
     maker: Any = type(design)
     own = {name: value for name, value in vars(design).items() if name != "weights"}
-    again = maker(**own, weights=str(tmp_path)).fitted(WIDTH, LIKE)
+    again = maker(**own, weights=str(tmp_path)).build(WIDTH, LIKE)
     assert_close(again.compress(features, told).features, network(features, told).features)
-    with pytest.raises(ValueError, match=r"has width 8, but 16 is wanted here"):
-        maker(**own, weights=str(tmp_path)).fitted(16, LIKE)
+    with pytest.raises(ValueError, match=r"has width 8, but 16 is required here"):
+        maker(**own, weights=str(tmp_path)).build(16, LIKE)
 
 
 def test_initial_weights_follow_from_their_seed() -> None:
     one, same, other = (
-        QueryResampler(5, 4, seed=seed, untrained=True).fitted(WIDTH, LIKE) for seed in (1, 1, 2)
+        QueryResampler(5, 4, seed=seed, untrained=True).build(WIDTH, LIKE) for seed in (1, 1, 2)
     )
-    features = picture(None)
+    features = random_features(None)
     thin = one.compress(features, {}).features
     assert torch.equal(thin, same.compress(features, {}).features)
     assert not torch.equal(thin, other.compress(features, {}).features)
@@ -185,17 +184,17 @@ def test_untrained_ones_are_refused_unless_meant(name: str) -> None:
 
 def test_folders_of_others_are_refused(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"has no compressor.json and compressor.safetensors"):
-        named(f"conv:weights={tmp_path}").fitted(WIDTH, LIKE)
+        parse_compressor(f"conv:weights={tmp_path}").build(WIDTH, LIKE)
     save(tmp_path, Conv(2), initial(Conv(2), WIDTH), WIDTH)
-    with pytest.raises(ValueError, match="has class Conv, but SpaceToDepth is wanted"):
-        named(f"space-to-depth:weights={tmp_path}").fitted(WIDTH, LIKE)
+    with pytest.raises(ValueError, match="has class Conv, but SpaceToDepth is required"):
+        parse_compressor(f"space-to-depth:weights={tmp_path}").build(WIDTH, LIKE)
     with pytest.raises(ValueError, match=r"has parameters {'stride': 2}, but {'stride': 3} is"):
-        named(f"conv:stride=3,weights={tmp_path}").fitted(WIDTH, LIKE)
+        parse_compressor(f"conv:stride=3,weights={tmp_path}").build(WIDTH, LIKE)
 
 
 def test_a_design_does_not_thin() -> None:
-    with pytest.raises(ValueError, match=r"a design without parameters; call fitted"):
-        Conv().compress(picture(None), {})
+    with pytest.raises(ValueError, match=r"a design without parameters; call build"):
+        Conv().compress(random_features(None), {})
 
 
 @pytest.mark.parametrize("name", ["compressor.json", "compressor.safetensors"])
@@ -204,9 +203,9 @@ def test_damaged_folders_are_named(tmp_path: Path, name: str) -> None:
     save(tmp_path, design, initial(design, WIDTH), WIDTH)
     (tmp_path / name).write_bytes(b"{")
     with pytest.raises(ValueError, match=r"compressor.*; copy (or download )?it again"):
-        QueryResampler(5, 4, weights=str(tmp_path)).fitted(WIDTH, LIKE)
+        QueryResampler(5, 4, weights=str(tmp_path)).build(WIDTH, LIKE)
 
 
 def test_what_is_no_name_is_refused() -> None:
     with pytest.raises(ValueError, match="None is no name of a compressor"):
-        named(None)  # type: ignore[arg-type]
+        parse_compressor(None)  # type: ignore[arg-type]

@@ -1,4 +1,4 @@
-"""A drafter that sees less says other things; the target says what it says."""
+"""Compressors change the drafter's input, but not the target's output."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.compressors import about
+from mmspec.compressors import describe
 from tests import toys
-from tests.compressors.catalogue import PICTURED, neutral, pictured, spoken, usual
+from tests.compressors.catalogue import PICTURED, image_compressors, neutral, spell_name, usual
 from tests.partners import noisy
 
 torch.set_num_threads(1)
@@ -31,8 +31,8 @@ def pair(family: str) -> tuple[Any, Any]:
 
 
 @lru_cache(maxsize=16)
-def expected(family: str, batch: str) -> tuple[Tensor, Tensor]:
-    """What the target says by itself, greedy and with a seed."""
+def expected_output(family: str, batch: str) -> tuple[Tensor, Tensor]:
+    """The target's plain output, greedy and with a seed."""
     model, request = pair(family)[0], toys.inputs(family, **BATCHES[batch])
     greedy = model.generate(**request, max_new_tokens=ROOM, do_sample=False)
     drawn = mmspec.decode_plain(model, **request, max_new_tokens=ROOM, **DRAWN).sequences
@@ -54,10 +54,10 @@ COMBINED = [
 def test_the_targets_output_is_its_own(name: str, family: str, shape: str, batch: str) -> None:
     """Greedy and seeded, for features of the draft model and of the target."""
     model, drafter = pair(family)
-    request, right = toys.inputs(family, **BATCHES[batch]), expected(family, batch)
+    request, right = toys.inputs(family, **BATCHES[batch]), expected_output(family, batch)
     ways = (("pixels", {"do_sample": False}, right[0]), ("target-features", DRAWN, right[1]))
     for sees, settings, text in ways:
-        parts: dict[str, Any] = {"compressor": spoken(name), "sees": sees, **SHAPES[shape]}
+        parts: dict[str, Any] = {"compressor": spell_name(name), "sees": sees, **SHAPES[shape]}
         fast = mmspec.accelerate(model, "coupled", drafter=drafter, **parts)
         out = fast.generate(**request, max_new_tokens=ROOM, **settings)
         assert torch.equal(out.sequences, text)
@@ -65,7 +65,7 @@ def test_the_targets_output_is_its_own(name: str, family: str, shape: str, batch
         assert out.stats.drafter_saw == sees
 
 
-@pytest.mark.parametrize("compressor", pictured(neutral()), ids=repr)
+@pytest.mark.parametrize("compressor", image_compressors(neutral()), ids=repr)
 def test_a_copy_that_sees_all_is_always_right(compressor: Any) -> None:
     model, request = pair("llava")[0], toys.inputs("llava", batch=3, ragged=True)
     parts = {"compressor": compressor, "sees": "pixels", "length": 5}
@@ -74,8 +74,8 @@ def test_a_copy_that_sees_all_is_always_right(compressor: Any) -> None:
     assert out.stats.target_calls == 1
 
 
-@pytest.mark.parametrize("compressor", pictured(usual()), ids=repr)
-def test_rows_with_several_pictures_one_and_none(compressor: Any) -> None:
+@pytest.mark.parametrize("compressor", image_compressors(usual()), ids=repr)
+def test_rows_with_several_images_one_and_none(compressor: Any) -> None:
     model, drafter = pair("llava")
     request = toys.unequal("llava")
     fast = mmspec.accelerate(model, "coupled", drafter=drafter, compressor=compressor, length=3)
@@ -96,10 +96,10 @@ CLIPPED = [  # no tower of theirs gives a class token
 
 
 @lru_cache(maxsize=8)
-def filmed(family: str, rows: int) -> tuple[Any, Tensor, Tensor]:
-    """A request about clips, and what the target says by itself, greedy and with a seed."""
+def video_request(family: str, rows: int) -> tuple[Any, Tensor, Tensor]:
+    """A request about videos, and the target's plain output, greedy and with a seed."""
     model, how = pair(family)[0], {"max_new_tokens": ROOM}
-    request = toys.filmed(family, batch=rows)
+    request = toys.with_video(family, batch=rows)
     greedy = model.generate(**request, **how, do_sample=False)
     return request, greedy, mmspec.decode_plain(model, **request, **how, **DRAWN).sequences
 
@@ -108,10 +108,10 @@ def filmed(family: str, rows: int) -> tuple[Any, Tensor, Tensor]:
 def test_a_pruned_clip_changes_nothing(name: str, family: str, shape: str, rows: int) -> None:
     """Greedy and seeded, for features of the draft model and of the target."""
     model, drafter = pair(family)
-    request, greedy, drawn = filmed(family, rows)
+    request, greedy, drawn = video_request(family, rows)
     ways = (("pixels", {"do_sample": False}, greedy), ("target-features", DRAWN, drawn))
     for sees, settings, text in ways:
-        parts: dict[str, Any] = {"compressor": spoken(name), "sees": sees, **SHAPES[shape]}
+        parts: dict[str, Any] = {"compressor": spell_name(name), "sees": sees, **SHAPES[shape]}
         fast = mmspec.accelerate(model, "coupled", drafter=drafter, **parts)
         out = fast.generate(**request, max_new_tokens=ROOM, **settings)
         assert torch.equal(out.sequences, text)
@@ -127,13 +127,13 @@ def test_towers_without_a_class_token_are_refused(sees: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [name for name in PICTURED if any("attention" in need for need in about(name)["needs"])],
+    [name for name in PICTURED if any("attention" in need for need in describe(name)["needs"])],
 )
 def test_attention_that_cannot_be_had_is_refused(name: str) -> None:
     model = toys.model("llava")
     model.set_attn_implementation("eager")
     with pytest.raises(ValueError, match="only be tapped from sdpa"):
-        mmspec.accelerate(model, "coupled", drafter=pair("llava")[1], compressor=spoken(name))
+        mmspec.accelerate(model, "coupled", drafter=pair("llava")[1], compressor=spell_name(name))
 
 
 def test_a_compressor_of_the_targets_attention_wants_its_prompt() -> None:
@@ -143,11 +143,11 @@ def test_a_compressor_of_the_targets_attention_wants_its_prompt() -> None:
     fast = mmspec.accelerate(model, "coupled", drafter=drafter, compressor="attn-topk")
     out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False, drafter_inputs=other)
     assert out.stats.fallback is not None
-    assert "got another prompt (drafter_inputs=)" in out.stats.fallback
-    assert torch.equal(out.sequences, expected("llava", "one")[0])
+    assert "has another prompt (drafter_inputs=)" in out.stats.fallback
+    assert torch.equal(out.sequences, expected_output("llava", "one")[0])
 
 
 def test_what_goes_by_a_robot_s_past_is_refused_elsewhere() -> None:
     model, drafter = pair("llava")
-    with pytest.raises(ValueError, match="ActionPrune goes by what a robot saw before"):
+    with pytest.raises(ValueError, match=r"ActionPrune needs a robot.s earlier images"):
         mmspec.accelerate(model, "coupled", drafter=drafter, compressor="action-prune")

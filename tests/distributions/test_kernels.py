@@ -1,4 +1,4 @@
-"""The kernel table: one Gaussian step under many names."""
+"""Gaussian kernels: one table for many samplers."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_a_step_is_an_euler_step_of_stochastic_localisation(grid: str) -> None:
     s = (alpha / sigma) ** 2
     now, then, gap = s[:-2, None], s[1:-1, None], (s[1:-1] - s[:-2])[:, None]
     moved = now * x / alpha[:-2, None] + gap * clean + gap.sqrt() * z
-    ours = kernel.mean(x, clean, step) + kernel.deviation(step, x) * z
+    ours = kernel.mean(x, clean, step) + kernel.std_at(step, x) * z
     torch.testing.assert_close(then * ours / alpha[1:-1, None], moved, atol=1e-11, rtol=1e-11)
 
 
@@ -52,13 +52,13 @@ def test_the_mismatch_of_two_predictions(grid: str) -> None:
     x, p, q = torch.randn(3, STEPS - 1, 7, dtype=torch.float64)
     step = torch.arange(STEPS - 1)
     gap = kernel.mean(x, p, step) - kernel.mean(x, q, step)
-    r = (gap / kernel.deviation(step, x)).norm(dim=-1)
+    r = (gap / kernel.std_at(step, x)).norm(dim=-1)
     s = (alpha / sigma)[:-1] ** 2
     torch.testing.assert_close(r, (s[1:] - s[:-1]).sqrt() * (p - q).norm(dim=-1))
     renoised = GaussianKernel.flow_renoise(sigma)
     if grid == "flow":  # fresh noise: r = (1 - t') / t' ||x0_p - x0_q||, larger
         gap = renoised.mean(x, p, step) - renoised.mean(x, q, step)
-        worse = (gap / renoised.deviation(step, x)).norm(dim=-1)
+        worse = (gap / renoised.std_at(step, x)).norm(dim=-1)
         torch.testing.assert_close(worse, (alpha / sigma)[1:-1] * (p - q).norm(dim=-1))
         assert (worse > r).all()
 
@@ -116,7 +116,7 @@ def test_churn_is_the_table_of_the_stochastic_flow() -> None:
     step = torch.arange(3)
     torch.testing.assert_close(kernel.mean(x, clean, step), want, atol=1e-7, rtol=0)
     want = churn * (2 * now * h / (1 - now)).sqrt()
-    torch.testing.assert_close(kernel.deviation(step, x), want, atol=1e-7, rtol=0)
+    torch.testing.assert_close(kernel.std_at(step, x), want, atol=1e-7, rtol=0)
 
 
 def test_churn_leaves_both_ends_quiet() -> None:
@@ -143,7 +143,7 @@ def test_fixed_large_differs_in_its_std_alone() -> None:
 
 
 def test_a_step_may_land_off_the_grid() -> None:
-    """`landing` says where a step aims; the grid says at which level the state is read."""
+    """`landing` is the target level of a step; the state is read at the level of the grid."""
     alpha, sigma = _preserving()
     aims = (alpha[1:] * 0.9, (1 - (alpha[1:] * 0.9) ** 2).sqrt())
     kernel = GaussianKernel.ddim(alpha, sigma, 1.0, aims)
@@ -154,21 +154,21 @@ def test_a_step_may_land_off_the_grid() -> None:
 
 
 @pytest.mark.parametrize("grid", GRIDS)
-def test_a_state_can_be_said_in_four_ways(grid: str) -> None:
+def test_a_state_has_four_parametrisations(grid: str) -> None:
     alpha, sigma = GRIDS[grid]()
     kernel = GaussianKernel.ancestral(alpha, sigma)
     x, clean = torch.randn(2, STEPS, 4, dtype=torch.float64)
     step = torch.arange(STEPS)
-    eps = kernel.noise_in(x, clean, step)
+    eps = kernel.noise_from_clean(x, clean, step)
     torch.testing.assert_close(alpha[:-1, None] * clean + sigma[:-1, None] * eps, x)
     torch.testing.assert_close(kernel.clean_from_noise(x, eps, step), clean)
-    v = kernel.velocity_in(x, clean, step)
+    v = kernel.velocity_from_clean(x, clean, step)
     torch.testing.assert_close(kernel.clean_from_velocity(x, v, step), clean)
     scale = (alpha**2 + sigma**2).sqrt()[:-1, None]  # v does not depend on how states are scaled
     one = GaussianKernel.ancestral(
         alpha / (alpha**2 + sigma**2).sqrt(), sigma / (alpha**2 + sigma**2).sqrt()
     )
-    torch.testing.assert_close(one.velocity_in(x / scale, clean, step), v)
+    torch.testing.assert_close(one.velocity_from_clean(x / scale, clean, step), v)
 
 
 def test_tables_take_the_precision_of_what_they_meet() -> None:

@@ -25,7 +25,7 @@ BINS = 16
 
 
 def noise(seed: int = 0, batch: int = 4) -> KeyedNoise:
-    return KeyedNoise.seeded(seed, batch, CPU)
+    return KeyedNoise.from_seed(seed, batch, CPU)
 
 
 def p_value(counts: Tensor, expected: Tensor) -> float:
@@ -52,29 +52,29 @@ POSITIONS = torch.arange(COUNT)[None]
 
 
 def along_positions(row: int = 0, seed: int = 0) -> Tensor:
-    return noise(seed).shared(POSITIONS).uniform()[row]
+    return noise(seed).shared_keys(POSITIONS).uniform()[row]
 
 
 def fresh(lane: int, turn: int = 0, row: int = 0) -> Tensor:
-    return noise().at_round(turn).fresh(lane, torch.arange(COUNT)).uniform()[row]
+    return noise().at_round(turn).fresh_keys(lane, torch.arange(COUNT)).uniform()[row]
 
 
 STREAMS: dict[str, Callable[[], Tensor]] = {
     "positions": along_positions,
-    "rows": lambda: noise(batch=COUNT).shared(torch.tensor([[7]]).expand(COUNT, 1)).uniform(),
+    "rows": lambda: noise(batch=COUNT).shared_keys(torch.tensor([[7]]).expand(COUNT, 1)).uniform(),
     "seeds": lambda: torch.stack(
-        [noise(seed, 1).shared(torch.tensor([[7]])).uniform() for seed in range(5000)]
+        [noise(seed, 1).shared_keys(torch.tensor([[7]])).uniform() for seed in range(5000)]
     ),
-    "events": lambda: noise(batch=1).shared(torch.tensor([[3]])).uniform(COUNT),
+    "events": lambda: noise(batch=1).shared_keys(torch.tensor([[3]])).uniform(COUNT),
     "draft lane": lambda: fresh(Lane.DRAFT),
     "walk lane": lambda: fresh(Lane.WALK + 3, turn=9),
     "rounds": lambda: torch.stack(
         [
-            noise(batch=1).at_round(turn).fresh(Lane.ACCEPT, torch.arange(2)).uniform()
+            noise(batch=1).at_round(turn).fresh_keys(Lane.ACCEPT, torch.arange(2)).uniform()
             for turn in range(5000)
         ]
     ),
-    "split": lambda: noise(batch=1).shared(POSITIONS).split(2).uniform(),
+    "split": lambda: noise(batch=1).shared_keys(POSITIONS).split(2).uniform(),
 }
 
 
@@ -109,19 +109,19 @@ PAIRS: dict[str, Callable[[], tuple[Tensor, Tensor]]] = {
 
 
 def _with_split(first: int, second: int | None) -> tuple[Tensor, Tensor]:
-    keys = noise().shared(POSITIONS)
+    keys = noise().shared_keys(POSITIONS)
     other = keys if second is None else keys.split(second)
     return keys.split(first).uniform()[0], other.uniform()[0]
 
 
 def _events() -> tuple[Tensor, Tensor]:
-    left, right = noise().shared(POSITIONS).uniform(2)[0].unbind(-1)
+    left, right = noise().shared_keys(POSITIONS).uniform(2)[0].unbind(-1)
     return left, right
 
 
 def _diagonal() -> tuple[Tensor, Tensor]:
     """Event 1 of a position and event 0 of the next: a weak mix would make them equal."""
-    values = noise().shared(POSITIONS).uniform(2)[0]
+    values = noise().shared_keys(POSITIONS).uniform(2)[0]
     return values[:-1, 1], values[1:, 0]
 
 
@@ -140,23 +140,23 @@ def test_no_two_keys_of_a_request_agree(seed: int) -> None:
     rows, keys = noise(seed), []
     lanes = [*range(1, 5), *(Lane.WALK + step for step in range(8))]
     for turn, lane in itertools.product(range(50), lanes):
-        keys.append(rows.at_round(turn).fresh(lane, torch.arange(20)).key.flatten())
-    keys.append(rows.shared(torch.arange(1000).expand(4, -1)).key.flatten())
+        keys.append(rows.at_round(turn).fresh_keys(lane, torch.arange(20)).key.flatten())
+    keys.append(rows.shared_keys(torch.arange(1000).expand(4, -1)).key.flatten())
     every = torch.cat(keys)
     assert len(every.unique()) == len(every)
 
 
 def test_the_shared_noise_ignores_the_round_and_the_batch() -> None:
     positions = torch.tensor([[5, 6, 7]])
-    alone = KeyedNoise.seeded(3, 1, CPU, row_ids=[2])
+    alone = KeyedNoise.from_seed(3, 1, CPU, row_ids=[2])
     together = noise(3).at_round(9)
-    row = together.shared(positions.expand(4, -1)).uniform(8)[2:3]
-    assert torch.equal(alone.shared(positions).uniform(8), row)
-    assert torch.equal(alone.shared(positions[:, 1:2]).uniform(8), row[:, 1:2])
+    row = together.shared_keys(positions.expand(4, -1)).uniform(8)[2:3]
+    assert torch.equal(alone.shared_keys(positions).uniform(8), row)
+    assert torch.equal(alone.shared_keys(positions[:, 1:2]).uniform(8), row[:, 1:2])
     index = torch.arange(3)
     assert torch.equal(
-        alone.at_round(9).fresh(Lane.DRAFT, index).uniform(),
-        together.fresh(Lane.DRAFT, index).uniform()[2:3],
+        alone.at_round(9).fresh_keys(Lane.DRAFT, index).uniform(),
+        together.fresh_keys(Lane.DRAFT, index).uniform()[2:3],
     )
 
 
@@ -164,21 +164,23 @@ def test_the_shared_noise_ignores_the_round_and_the_batch() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an accelerator")
 def test_every_device_draws_the_same() -> None:
     there = torch.device("cuda")
-    keys = KeyedNoise.seeded(3, 2, there).shared(torch.arange(9, device=there).expand(2, -1))
-    here = KeyedNoise.seeded(3, 2, CPU).shared(torch.arange(9).expand(2, -1))
+    keys = KeyedNoise.from_seed(3, 2, there).shared_keys(
+        torch.arange(9, device=there).expand(2, -1)
+    )
+    here = KeyedNoise.from_seed(3, 2, CPU).shared_keys(torch.arange(9).expand(2, -1))
     assert torch.equal(keys.uniform(50).cpu(), here.uniform(50))
     assert_close(keys.gumbel(50).cpu(), here.gumbel(50), atol=1e-6, rtol=1e-6)
 
 
 def test_values_are_pinned() -> None:
     """A seed means the same text in every release and on every machine."""
-    keys = KeyedNoise.seeded(1, 1, CPU).shared(torch.tensor([[0, 1, 100]]))
-    again = KeyedNoise.seeded(1 + (1 << 64), 1, CPU).shared(torch.tensor([[0, 1, 100]]))
+    keys = KeyedNoise.from_seed(1, 1, CPU).shared_keys(torch.tensor([[0, 1, 100]]))
+    again = KeyedNoise.from_seed(1 + (1 << 64), 1, CPU).shared_keys(torch.tensor([[0, 1, 100]]))
     assert torch.equal(keys.key, again.key)  # seeds count modulo 2 ** 64
     three, two = np.arange(2, 4)[::-1]  # of a type whose products are cut off
-    counted = KeyedNoise.seeded(three, 1, CPU, [two])
-    assert torch.equal(counted.rows, KeyedNoise.seeded(3, 1, CPU, [2]).rows)
-    negative = KeyedNoise.seeded(-1, 1, CPU).shared(torch.tensor([[0]]))
+    counted = KeyedNoise.from_seed(three, 1, CPU, [two])
+    assert torch.equal(counted.rows, KeyedNoise.from_seed(3, 1, CPU, [2]).rows)
+    negative = KeyedNoise.from_seed(-1, 1, CPU).shared_keys(torch.tensor([[0]]))
     assert not torch.equal(keys.key[:, :1], negative.key)
     assert_close(keys.uniform()[0].tolist(), PINNED, atol=1e-15, rtol=0)
 
@@ -190,7 +192,7 @@ def test_gumbel_noise_makes_an_argmax_a_draw() -> None:
     """The Gumbel-max trick, with a distribution of very unequal probabilities."""
     probs = torch.tensor([0.5, 0.3, 0.15, 0.04, 0.009, 0.001])
     distribution = Categorical(probs.log().expand(1, COUNT, -1))
-    drawn = distribution.sample(noise(2, 1).shared(POSITIONS))[0]
+    drawn = distribution.sample(noise(2, 1).shared_keys(POSITIONS))[0]
     counts = torch.bincount(drawn, minlength=6).double()
     assert p_value(counts, probs.double() * COUNT) > RATE
 
@@ -198,7 +200,7 @@ def test_gumbel_noise_makes_an_argmax_a_draw() -> None:
 def test_the_runner_up_is_a_draw_without_the_winner() -> None:
     probs = torch.tensor([0.5, 0.3, 0.2])
     distribution = Categorical(probs.log().expand(1, COUNT, -1))
-    top = distribution.perturbed(noise(4, 1).shared(POSITIONS))[0].topk(2).indices
+    top = distribution.perturb(noise(4, 1).shared_keys(POSITIONS))[0].topk(2).indices
     counts = torch.bincount(top[:, 0] * 3 + top[:, 1], minlength=9).double()
     expected = torch.tensor(
         [
@@ -213,7 +215,7 @@ def test_the_runner_up_is_a_draw_without_the_winner() -> None:
 
 
 def test_normals_are_normal() -> None:
-    values = noise(1, 1).shared(POSITIONS).normal(2)[0]
+    values = noise(1, 1).shared_keys(POSITIONS).normal(2)[0]
     assert values.dtype == torch.float32
     assert is_uniform(torch.special.ndtr(values.double()))
     assert are_independent(*torch.special.ndtr(values.double()).unbind(-1))
@@ -245,7 +247,7 @@ def test_flip_and_pick_follow_their_probabilities() -> None:
 @pytest.mark.parametrize("first", [Lane.ACCEPT, Lane.WALK + 7])
 def test_coins_are_the_flips_of_their_lanes(first: int) -> None:
     rows, chance = noise(6, 500).at_round(11), torch.linspace(0, 1, 500)
-    coins = rows.coins(first + torch.tensor([[0, 1], [70_000, 70_001]]))
+    coins = rows.prepare_flips(first + torch.tensor([[0, 1], [70_000, 70_001]]))
     places = {(0, 0): 0, (0, 1): 1, (1, 0): 70_000, (1, 1): 70_001}
     flips = {place: rows.flip(chance, first + behind) for place, behind in places.items()}
     for place, flip in flips.items():
@@ -255,13 +257,13 @@ def test_coins_are_the_flips_of_their_lanes(first: int) -> None:
 
 def test_row_ids_are_one_per_row() -> None:
     with pytest.raises(ValueError, match="row_ids has 3 entries for 2 rows; give one per row"):
-        KeyedNoise.seeded(0, 2, CPU, row_ids=[1, 2, 3])
+        KeyedNoise.from_seed(0, 2, CPU, row_ids=[1, 2, 3])
 
 
 def test_a_seed_may_be_a_number_of_numpy() -> None:
     here = torch.device("cpu")
-    expected = KeyedNoise.seeded(3, 2, here, [5, 1 << 40])
+    expected = KeyedNoise.from_seed(3, 2, here, [5, 1 << 40])
     kinds: tuple[Any, ...] = (np.int64, np.uint64)
     for kind in kinds:
-        found = KeyedNoise.seeded(kind(3), 2, here, [kind(5), kind(1 << 40)])
+        found = KeyedNoise.from_seed(kind(3), 2, here, [kind(5), kind(1 << 40)])
         assert torch.equal(found.rows, expected.rows)

@@ -1,4 +1,4 @@
-"""Repetition-aware sampling: the distribution of two draws, the second where the first repeats."""
+"""Repetition-aware sampling: the distribution of two samples, the second after a repetition."""
 
 from __future__ import annotations
 

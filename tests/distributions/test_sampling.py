@@ -1,4 +1,4 @@
-"""Distributions are what transformers' `generate()` would draw from, at every node of a draft."""
+"""Distributions equal those that transformers' `generate()` samples from, at every node."""
 
 import warnings
 from collections.abc import Callable
@@ -55,14 +55,14 @@ STATEFUL = [
 
 
 class _LastToken(hf.LogitsProcessor):
-    """Forbids a repeated token and writes in place, as users' own processors do."""
+    """Forbids a repeated token and writes in place, as user-defined processors may."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores.scatter_(1, input_ids[:, -1:], -torch.inf)
 
 
 class _RowBonus(hf.LogitsProcessor):
-    """Knows its rows."""
+    """A processor that depends on the row."""
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         assert scores.shape[0] == 3
@@ -92,7 +92,7 @@ def paths() -> dict[tuple[int, int], Tensor]:
 
 
 def by_step(processors: list[hf.LogitsProcessor], logits: Tensor, paths: Any = None) -> Tensor:
-    """What Hugging Face makes of every node, one call per node."""
+    """The result of Hugging Face for every node, one call per node."""
     run = hf.LogitsProcessorList(processors)
     out = torch.empty_like(logits)
     for row in range(logits.shape[0]):
@@ -175,7 +175,7 @@ def test_a_processor_that_knows_its_rows_meets_each_row_in_its_place(
         assert distribution.scores[row, node].isfinite().sum() <= len(keep)
 
 
-def test_a_grammar_is_only_asked_about_true_prefixes(logits: Any, paths: Any) -> Any:
+def test_a_constraint_is_only_called_on_true_prefixes(logits: Any, paths: Any) -> Any:
     def grammar(row: int, ids: Tensor) -> list[int]:
         assert any(torch.equal(ids, paths[row, node]) for node in range(4))
         return [1]
@@ -188,7 +188,7 @@ def test_a_grammar_is_only_asked_about_true_prefixes(logits: Any, paths: Any) ->
 
 def test_a_missing_prefix_is_named(logits: Any) -> None:
     sampling = Sampling(processors=(hf.NoRepeatNGramLogitsProcessor(2),))
-    with pytest.raises(ValueError, match="NoRepeatNGramLogitsProcessor look at the tokens before"):
+    with pytest.raises(ValueError, match="NoRepeatNGramLogitsProcessor read the tokens before"):
         sampling.distribution(logits)
 
 
@@ -259,13 +259,13 @@ def test_normalising_last_does_not_change_the_distribution(logits: Any) -> None:
 
 
 def test_a_broken_row_is_found_without_reading_back(logits: Any) -> None:
-    assert Categorical(logits).broken().tolist() == [False, False, False]
+    assert Categorical(logits).invalid_mask().tolist() == [False, False, False]
     logits[0, 1, 2] = torch.nan
     logits[2, 3] = -torch.inf
-    assert Categorical(logits).broken().tolist() == [True, False, True]
+    assert Categorical(logits).invalid_mask().tolist() == [True, False, True]
     mask = torch.ones(3, 4, dtype=torch.bool)
     mask[2, 3] = False
-    assert Categorical(logits).broken(mask).tolist() == [True, False, False]
+    assert Categorical(logits).invalid_mask(mask).tolist() == [True, False, False]
 
 
 def test_guidance_is_the_formula_of_hugging_face(logits: Any) -> Any:
@@ -333,8 +333,8 @@ SETTINGS: list[dict[str, Any]] = [
 ]
 
 
-def captured(model: Any, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
-    """What generate() hands to a decoding method."""
+def capture_processors(model: Any, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
+    """The arguments that generate() passes to a decoding method."""
     seen: list[Any] = []
 
     def custom(
@@ -358,7 +358,7 @@ def captured(model: Any, settings: dict[str, Any]) -> tuple[Any, Any, Any]:
 @pytest.mark.parametrize("settings", SETTINGS, ids=str)
 def test_settings_resolve_as_in_generate(settings: Any, own: Any, logits: Any) -> None:
     model = tiny_model(**own)
-    theirs, _, config = captured(model, settings)
+    theirs, _, config = capture_processors(model, settings)
     rest = {name: value for name, value in settings.items() if name != "generation_config"}
     sampling, ours = resolve(
         model,
@@ -416,7 +416,7 @@ def test_a_loop_over_the_distributions_gives_the_tokens_of_generate() -> None:
     ],
     ids=lambda value: str(value)[:40],
 )
-def test_what_cannot_be_done_is_said_at_once(settings: Any, message: Any) -> None:
+def test_unsupported_settings_raise_at_construction(settings: Any, message: Any) -> None:
     if "watermarking_config" in settings:
         settings = {**settings, "watermarking_config": hf.SynthIDTextWatermarkingConfig(5, [1, 2])}
         message = "SynthIDTextWatermarkLogitsProcessor cannot be used here"

@@ -1,4 +1,4 @@
-"""A tiny language model and the loop around a drafter, for the tests of this folder."""
+"""A tiny language model and a decoding loop for the tests of this folder."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def inputs(padding: tuple[int, ...] = (0,), length: int = 12) -> dict[str, Tenso
 
 
 def greedy(model: Any, prompt: Mapping[str, Tensor], room: int) -> list[list[int]]:
-    """What transformers generates without any drafter."""
+    """What transformers generates without a drafter."""
     out: Tensor = model.generate(**prompt, max_new_tokens=room, do_sample=False)
     answers: list[list[int]] = out[:, prompt["input_ids"].shape[1] :].tolist()
     return answers
@@ -68,22 +68,22 @@ def drive(
 ) -> tuple[list[list[int]], list[Round]]:
     """Decode with a drafter; a drafter that fails, fails the test."""
     batch = prompt["input_ids"].shape[0]
-    request = Request(prompt, Sampling(**sampling), KeyedNoise.seeded(0, batch, CPU), room)
-    target = CausalTarget(Backbone(model, families.family(model)))
+    request = Request(prompt, Sampling(**sampling), KeyedNoise.from_seed(0, batch, CPU), room)
+    target = CausalTarget(Backbone(model, families.find_family(model)))
     rounds = list(decode(Parts(target, drafter, Coupled(), Stop(room)), request))
     assert not [turn.fallback for turn in rounds if turn.fallback]
     text = [[token for turn in rounds for token in turn.tokens[row]] for row in range(batch)]
     return text, rounds
 
 
-def accepted(rounds: list[Round]) -> int:
-    """Draft tokens kept, over all rows."""
+def count_accepted(rounds: list[Round]) -> int:
+    """Accepted draft tokens, over all rows."""
     return sum(sum(turn.accepted) for turn in rounds)
 
 
 def context(*texts: list[int], room: int = 100, vocabulary: int = VOCABULARY) -> Context:
     """Prompts that have just been read, without a model."""
-    noise = KeyedNoise.seeded(0, len(texts), CPU)
+    noise = KeyedNoise.from_seed(0, len(texts), CPU)
     return Context(
         request=Request({}, Sampling(), noise, room),
         history=tuple(list(text) for text in texts),

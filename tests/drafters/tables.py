@@ -1,4 +1,4 @@
-"""A causal target small enough to enumerate, behind the loop's own protocol."""
+"""A causal target small enough to enumerate, with the loop's protocol."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class TableTarget:
-    """Every prefix of up to `room` new tokens has a distribution of its own, drawn from a seed."""
+    """Every prefix of up to `room` new tokens has its own distribution, drawn from a seed."""
 
     size: int = 3
     room: int = 5
@@ -44,7 +44,7 @@ class TableTarget:
         if self.forgetful:
             table = table[:1].expand(rows + 1, -1).clone()
         for length in range(self.room):
-            forced = None if self.grid is None else self.grid.forced(length)
+            forced = None if self.grid is None else self.grid.forced_token(length)
             start = sum(self.size**shorter for shorter in range(length))
             if forced is not None:
                 table[start : start + self.size**length, :forced] = -torch.inf
@@ -86,8 +86,8 @@ class TableTarget:
     def score(self, context: Context, draft: Draft) -> Scores:
         codes = [[self.code(row[1:])] for row in context.history]
         code, length = torch.tensor(codes), context.position() - 1
-        depth = torch.cat((torch.zeros_like(length), draft.places() + 1), 1)
-        embeds = None if draft.reading is None else draft.reading.embeds
+        depth = torch.cat((torch.zeros_like(length), draft.relative_positions() + 1), 1)
+        embeds = None if draft.node_inputs is None else draft.node_inputs.embeds
         tokens = draft.tokens if embeds is None else embeds.argmax(-1)
         for node in range(draft.nodes):
             parent = draft.parents[:, node : node + 1] + 1
@@ -97,10 +97,10 @@ class TableTarget:
         logits = self.logits[self.row(length + depth, code)]
         return Scores(self.distribution(context.request, logits), length + 1 + depth)
 
-    def keep(self, context: Context, draft: Draft, kept: Round) -> Context:
-        for history, tokens in zip(context.history, kept.tokens, strict=True):
+    def keep(self, context: Context, draft: Draft, round_: Round) -> Context:
+        for history, tokens in zip(context.history, round_.tokens, strict=True):
             history.extend(tokens)
-        return replace(context, scores=None, finished=kept.finished)
+        return replace(context, scores=None, finished=round_.finished)
 
     def code(self, tokens: list[int]) -> int:
         code = 0
@@ -120,18 +120,18 @@ def sample(
     seed: int = 0,
     greedy: bool = False,
 ) -> tuple[list[list[int]], list[Round]]:
-    """New tokens per row, and the rounds it took."""
+    """New tokens per row, and the rounds of the run."""
     request = Request(
         {"input_ids": torch.zeros(rows, 1, dtype=torch.int64)},
         Sampling(do_sample=not greedy),
-        KeyedNoise.seeded(seed, rows, CPU),
+        KeyedNoise.from_seed(seed, rows, CPU),
         target.room,
     )
     rounds = list(decode(Parts(target, drafter, verifier, Stop(target.room)), request))
-    assert all(kept.fallback is None for kept in rounds)
+    assert all(round_.fallback is None for round_ in rounds)
     tokens: list[list[int]] = [[] for _ in range(rows)]
-    for kept in rounds:
-        for row, new in zip(tokens, kept.tokens, strict=True):
+    for round_ in rounds:
+        for row, new in zip(tokens, round_.tokens, strict=True):
             row.extend(new)
     return tokens, rounds
 
@@ -139,7 +139,7 @@ def sample(
 def z_score(
     target: TableTarget, drafter: Drafter, verifier: Verifier, rows: int = 100_000, seed: int = 0
 ) -> float:
-    """How far chi-square lies above its mean, in its own standard deviations."""
+    """Distance of chi-square from its mean, in its own standard deviations."""
     tokens, _ = sample(target, drafter, verifier, rows, seed)
     codes = torch.tensor(tokens) @ target.size ** torch.arange(target.room - 1, -1, -1)
     distribution = target.joint()

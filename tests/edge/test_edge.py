@@ -1,4 +1,4 @@
-"""A small model here, its target behind a real server that may be down, slow or talk nonsense."""
+"""A local small model with its target behind a real server, which may be down, slow or invalid."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from torch import Tensor
 import mmspec
 from mmspec.edge import messages
 from mmspec.edge.device import connect, link_of
-from mmspec.edge.service import Service, application
+from mmspec.edge.service import Service, create_app
 from tests import toys
 from tests.modalities.speech import recognisers
-from tests.modalities.speech.test_hearing import moonshine
+from tests.modalities.speech.recognition.test_plug import moonshine
 from tests.partners import noisy
-from tests.toys import hearing
+from tests.toys import granite
 
 pytest.importorskip("fastapi")
 uvicorn: Any = pytest.importorskip("uvicorn")
@@ -38,8 +38,8 @@ TOKEN, ROOM = "a token that is long enough", 14
 @contextmanager
 def served(model: Any, **limits: Any) -> Iterator[tuple[str, Service]]:
     """A model behind uvicorn, on a free port of this machine."""
-    service = Service(model, most=limits.pop("most", 8))
-    config = uvicorn.Config(application(service, TOKEN, **limits), port=0, log_level="error")
+    service = Service(model, max_requests=limits.pop("max_requests", 8))
+    config = uvicorn.Config(create_app(service, TOKEN, **limits), port=0, log_level="error")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
@@ -104,7 +104,7 @@ def test_the_more_is_kept_the_less_is_sent(service: str) -> None:
 
 
 def test_sounds_go_along(service: str) -> None:
-    request, model = hearing.inputs((3,), seed=1), hearing.model()
+    request, model = granite.inputs((3,), seed=1), granite.model()
     with served(model) as (url, _):
         fast = connect(model, url, TOKEN, tau_h=-1.0, ranks=1)
         out = fast.generate(**request, max_new_tokens=8)
@@ -125,28 +125,28 @@ def test_the_source_of_an_encoder_decoder_and_its_mask_go_along() -> None:
         assert fast.last_stats.unverified_tokens == 0
 
 
-def test_a_whisper_sends_what_it_hears_and_not_what_it_made_of_it() -> None:
+def test_a_whisper_sends_features_and_not_encoder_outputs() -> None:
     target, drafter = recognisers.whisper(), recognisers.whisper(1, 1)
     for one in (target, drafter):
         one.generation_config.suppress_tokens = one.generation_config.begin_suppress_tokens = None
-    heard = [recognisers.noise(1.0).numpy(), recognisers.noise(1.5, 2).numpy()]
+    audio = [recognisers.noise(1.0).numpy(), recognisers.noise(1.5, 2).numpy()]
     rate = recognisers.RATE_HZ
-    request = recognisers.processor()(heard, sampling_rate=rate, return_tensors="pt")
-    how: dict[str, Any] = {**request, "language": "en", "max_new_tokens": 8}
+    request = recognisers.processor()(audio, sampling_rate=rate, return_tensors="pt")
+    options: dict[str, Any] = {**request, "language": "en", "max_new_tokens": 8}
     with served(target) as (url, _):
         fast = connect(drafter, url, TOKEN, tau_h=-1.0, ranks=1)
-        assert torch.equal(fast.generate(**how).sequences, target.generate(**how))
+        assert torch.equal(fast.generate(**options).sequences, target.generate(**options))
         assert fast.last_stats is not None
         assert fast.last_stats.unverified_tokens == 0
         made = drafter.get_encoder()(request["input_features"])
-        with pytest.raises(ValueError, match="the service encodes for itself"):
+        with pytest.raises(ValueError, match="the service runs its own encoder"):
             fast.generate(encoder_outputs=made, language="en", max_new_tokens=8)
 
 
-# What may go wrong
+# Failures
 
 
-def lonely(url: str, caplog: pytest.LogCaptureFixture, says: str, **more: Any) -> None:
+def decode_alone(url: str, caplog: pytest.LogCaptureFixture, says: str, **more: Any) -> None:
     """A request through a bad service: the device's own text, and one warning."""
     request = toys.inputs("llama")
     fast = connect(small(), url, TOKEN, tau_h=-1.0, **more)
@@ -154,9 +154,9 @@ def lonely(url: str, caplog: pytest.LogCaptureFixture, says: str, **more: Any) -
     with caplog.at_level(logging.WARNING, "mmspec"):
         out = fast.generate(**request, max_new_tokens=ROOM)
     assert torch.equal(out.sequences, alone(request))
-    told = [one.message for one in caplog.records if "cannot be used" in one.message]
-    assert len(told) == 1
-    assert says in told[0]
+    warnings = [one.message for one in caplog.records if "cannot be used" in one.message]
+    assert len(warnings) == 1
+    assert says in warnings[0]
     assert out.stats.num_new_tokens == out.stats.unverified_tokens == ROOM
 
 
@@ -164,11 +164,11 @@ def test_a_service_that_is_down(caplog: pytest.LogCaptureFixture) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    lonely(f"http://127.0.0.1:{port}", caplog, "refused")
+    decode_alone(f"http://127.0.0.1:{port}", caplog, "refused")
 
 
 @contextmanager
-def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
+def fake_service(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
     """A server that is none of ours."""
 
     class Handler(BaseHTTPRequestHandler):
@@ -196,30 +196,30 @@ def answering(answer: Callable[[str], tuple[int, bytes]]) -> Iterator[str]:
 
 SIZE = int(toys.model("llama").config.vocab_size)
 HELLO = json.dumps({"vocabulary": SIZE}).encode()
-NONSENSE: dict[str, tuple[bytes, str]] = {
+INVALID: dict[str, tuple[bytes, str]] = {
     "no JSON": (b"<html>", "no JSON"),
     "a list": (b"[]", "a JSON list"),
     "no rows": (b'{"best": 5}', "other rows"),
     "few places": (b'{"best": [[[1]]]}', "no 5 rows"),
-    "no ids": (b'{"best": [[[-1], [1], [1], [1], [1]]]}', "no id of"),
-    "empty": (b'{"best": [[[], [1], [1], [1], [1]]]}', "names no id"),
-    "twice": (b'{"best": [[[1, 1], [1], [1], [1], [1]]]}', "or one twice"),
+    "no ids": (b'{"best": [[[-1], [1], [1], [1], [1]]]}', "has an id outside"),
+    "empty": (b'{"best": [[[], [1], [1], [1], [1]]]}', "without ids"),
+    "twice": (b'{"best": [[[1, 1], [1], [1], [1], [1]]]}', "repeated id"),
     "huge": (b" " * (1 << 20) + b"{}", "more than 1048576 bytes"),
     "deep": (b"[" * 100_000, "no JSON"),
 }
 
 
-@pytest.mark.parametrize("case", NONSENSE)
-def test_a_service_that_talks_nonsense(case: str, caplog: pytest.LogCaptureFixture) -> None:
-    body, says = NONSENSE[case]
+@pytest.mark.parametrize("case", INVALID)
+def test_a_service_with_invalid_responses(case: str, caplog: pytest.LogCaptureFixture) -> None:
+    body, says = INVALID[case]
 
-    def answer(path: str) -> tuple[int, bytes]:
+    def respond(path: str) -> tuple[int, bytes]:
         if path.startswith(messages.CHECK):
             return 200, body
         return 200, HELLO if path == messages.HELLO else b'{"request": "x"}'
 
-    with answering(answer) as url:
-        lonely(url, caplog, says)
+    with fake_service(respond) as url:
+        decode_alone(url, caplog, says)
 
 
 def test_a_service_that_is_slow_or_breaks_off(caplog: pytest.LogCaptureFixture) -> None:
@@ -230,34 +230,34 @@ def test_a_service_that_is_slow_or_breaks_off(caplog: pytest.LogCaptureFixture) 
             is_over.wait(30)
         return 200, HELLO if path == messages.HELLO else b'{"request": "x"}'
 
-    with answering(slow) as url:
-        lonely(url, caplog, "timed out", timeout_s=2.0)  # enough for what is answered at once
+    with fake_service(slow) as url:
+        decode_alone(url, caplog, "timed out", timeout_s=2.0)
         is_over.set()
-    with answering(lambda path: (500, b"oh")) as url:
-        lonely(url, caplog, "500 oh")
+    with fake_service(lambda path: (500, b"oh")) as url:
+        decode_alone(url, caplog, "500 oh")
 
 
 def test_a_service_that_dies_in_the_middle_loses_nothing(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """What it checked stays, the device goes on from there; the next request asks it again."""
+    """Checked tokens stay, and the device resumes after them; the next request uses it again."""
     request = toys.inputs("llama")
     greedy = toys.model("llama").generate(**request, max_new_tokens=ROOM, do_sample=False)
     with served(toys.model("llama")) as (url, service):
         fast = connect(small(), url, TOKEN, tau_h=-1.0, ranks=1)
-        said: list[int] = []
-        for kept in fast.stream(**request, max_new_tokens=ROOM):
-            said += kept.tokens[0]
-            if kept.index == 0:
-                checked = len(said)
-                service.talks.clear()  # as if it had been started anew
+        tokens: list[int] = []
+        for round_ in fast.stream(**request, max_new_tokens=ROOM):
+            tokens += round_.tokens[0]
+            if round_.index == 0:
+                checked = len(tokens)
+                service.requests.clear()  # as after a restart
         start = request["input_ids"].shape[1]
-        assert said[:checked] == greedy[0, start : start + checked].tolist()
-        assert len(said) == ROOM
+        assert tokens[:checked] == greedy[0, start : start + checked].tolist()
+        assert len(tokens) == ROOM
         assert "404 no such request" in caplog.text
-        rest = torch.tensor([request["input_ids"][0].tolist() + said[:checked]])
+        rest = torch.tensor([request["input_ids"][0].tolist() + tokens[:checked]])
         alone_ = small().generate(rest, max_new_tokens=ROOM - checked, do_sample=False)
-        assert said[checked:] == alone_[0, rest.shape[1] :].tolist()
+        assert tokens[checked:] == alone_[0, rest.shape[1] :].tolist()
         assert torch.equal(fast.generate(**request, max_new_tokens=ROOM).sequences, greedy)
 
 
@@ -267,7 +267,7 @@ def test_tensors_of_one_request_may_share_their_memory() -> None:
     assert torch.equal(packed["position_ids"], ids)
 
 
-def posted(url: str, body: bytes, token: str = TOKEN) -> tuple[int, bytes]:
+def post(url: str, body: bytes, token: str = TOKEN) -> tuple[int, bytes]:
     headers = {"Authorization": f"Bearer {token}"}
     request = urllib.request.Request(url, data=body, headers=headers, method="POST")
     try:
@@ -280,74 +280,74 @@ def posted(url: str, body: bytes, token: str = TOKEN) -> tuple[int, bytes]:
 def test_strangers_and_bad_messages_are_turned_away(service: str) -> None:
     packed = messages.pack(toys.inputs("llama"))
     for path in (messages.HELLO, f"{messages.BEGIN}?room=4", messages.CHECK):
-        assert posted(service + path, b"", "another token that is long") == (401, b"")
+        assert post(service + path, b"", "another token that is long") == (401, b"")
     begin = f"{service}{messages.BEGIN}"
     for address, body, says in (
-        (begin, packed, b"room is no number"),
-        (f"{begin}?room=-1", packed, b"room is no number"),
-        (f"{begin}?room={10**30}", packed, b"room is no number"),
+        (begin, packed, b"room is not a number"),
+        (f"{begin}?room=-1", packed, b"room is not a number"),
+        (f"{begin}?room={10**30}", packed, b"room is not a number"),
         (f"{begin}?room=4", b"nothing", b"no tensors"),
         (f"{begin}?room=4", messages.pack({"x": torch.ones(1)}), b"needs input_ids"),
         (f"{begin}?room=4", messages.pack({"input_ids": torch.full((1, 3), 10**6)}), b"1000000"),
         (f"{begin}?room=4", messages.pack({"input_ids": torch.tensor(3)}), b"(rows, tokens)"),
         (f"{begin}?room=4", messages.pack({"input_ids": torch.ones(1, 0).long()}), b"(rows, tok"),
         (f"{begin}?room=4", messages.pack({**IDS, "pixel_values": torch.ones(1)}), b"a text model"),
-        (service + messages.CHECK, b"{}", b"request is no name"),
+        (service + messages.CHECK, b"{}", b"request is not an id"),
     ):
-        status, told = posted(address, body)
-        assert (status, says in told) == (422, True), told
+        status, content = post(address, body)
+        assert (status, says in content) == (422, True), content
     hidden = messages.pack({**IDS, "attention_mask": torch.tensor([[1, 1, 0]])})
-    name = json.loads(posted(f"{begin}?room=4", hidden)[1])["request"]
+    name = json.loads(post(f"{begin}?room=4", hidden)[1])["request"]
     good = {"request": name, "ranks": 2, "tokens": [[]], "draft": [[5, 6]], "accepted": [0]}
     for wrong, says in (
         ({}, b"pad on the left"),  # its prompt is read with the first draft
-        ({"ranks": 0}, b"ranks is no number"),
+        ({"ranks": 0}, b"ranks is not a number"),
         ({"draft": [[5] * 65]}, b"longer than 64"),
-        ({"draft": [["a"]]}, b"no id"),
+        ({"draft": [["a"]]}, b"has an id outside"),
         ({"tokens": [[1] * 5]}, b"longer than 4"),
-        ({"accepted": [1]}, b"is not a beginning"),
+        ({"accepted": [1]}, b"is not a common prefix"),
         ({"draft": [[1], [2]]}, b"no 1 rows"),
     ):
         body = json.dumps({**good, **wrong, "request": name}).encode()
-        status, told = posted(service + messages.CHECK, body)
-        assert (status, says in told) == (422, True), told
-        assert posted(service + messages.CHECK, body)[0] == 404  # forgotten
-        name = json.loads(posted(f"{begin}?room=4", packed)[1])["request"]
-    status, told = posted(service + messages.CHECK, json.dumps({**good, "request": name}).encode())
+        status, content = post(service + messages.CHECK, body)
+        assert (status, says in content) == (422, True), content
+        assert post(service + messages.CHECK, body)[0] == 404  # dropped
+        name = json.loads(post(f"{begin}?room=4", packed)[1])["request"]
+    status, content = post(service + messages.CHECK, json.dumps({**good, "request": name}).encode())
     assert status == 200
-    assert [len(place) for place in json.loads(told)["best"][0]] == [2, 2, 2]
+    assert [len(place) for place in json.loads(content)["best"][0]] == [2, 2, 2]
 
 
-def test_what_is_too_large_is_not_read_and_old_requests_are_forgotten() -> None:
-    with served(toys.model("llama"), largest=2000, most=1) as (url, service):
+def test_what_is_too_large_is_not_read_and_old_requests_are_dropped() -> None:
+    with served(toys.model("llama"), max_bytes=2000, max_requests=1) as (url, service):
         begin = f"{url}{messages.BEGIN}?room=4"
-        assert posted(begin, b"x" * 5000)[0] == 413
+        assert post(begin, b"x" * 5000)[0] == 413
         packed = messages.pack(toys.inputs("llama"))
-        first = json.loads(posted(begin, packed)[1])["request"]
-        assert posted(begin, packed)[0] == 200
-        assert len(service.talks) == 1
-        assert posted(url + messages.CHECK, json.dumps({"request": first}).encode())[0] == 404
+        first = json.loads(post(begin, packed)[1])["request"]
+        assert post(begin, packed)[0] == 200
+        assert len(service.requests) == 1
+        assert post(url + messages.CHECK, json.dumps({"request": first}).encode())[0] == 404
 
 
-def test_the_request_that_was_asked_longest_ago_is_forgotten() -> None:
-    service = Service(toys.model("llama"), most=2)
+def test_the_least_recently_used_request_is_dropped() -> None:
+    service = Service(toys.model("llama"), max_requests=2)
     first, second = (service.begin(IDS, 4) for _ in range(2))
-    asked = {"ranks": 1, "tokens": [[]], "draft": [[5]], "accepted": [0]}
-    service.check({**asked, "request": first})
+    message = {"ranks": 1, "tokens": [[]], "draft": [[5]], "accepted": [0]}
+    service.check({**message, "request": first})
     third = service.begin(IDS, 4)
-    assert list(service.talks) == [first, third]
+    assert list(service.requests) == [first, third]
     with pytest.raises(KeyError):
-        service.check({**asked, "request": second})
+        service.check({**message, "request": second})
 
 
 def test_what_cannot_work_is_refused(service: str) -> None:
     for make, says in (
-        (lambda: application(Service(toys.model("llama")), "short"), "a token of 5 characters"),
-        (lambda: connect(small(), "nowhere", TOKEN), "url='nowhere' is no address"),
+        (lambda: create_app(Service(toys.model("llama")), "short"), "a token of 5 characters"),
+        (lambda: connect(small(), "nowhere", TOKEN), "url='nowhere' is not an http"),
         (lambda: connect(small(), service, TOKEN, timeout_s=0), "timeout_s=0"),
         (lambda: connect(small(), service, TOKEN, ranks=65), "ranks=65.*64 at most"),
         (lambda: connect(small(), service, TOKEN, length=65), "length=65.*64 at most"),
-        (lambda: connect(hearing.model(), service, TOKEN), f"speaks {SIZE} tokens and this model"),
+        (lambda: connect(granite.model(), service, TOKEN), f"has {SIZE} tokens and this model"),
     ):
         with pytest.raises(ValueError, match=says):
             make()

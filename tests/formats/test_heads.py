@@ -21,7 +21,7 @@ from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
 from mmspec.models.heads.kangaroo import KangarooAdapter, KangarooAdapterConfig
 from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
-from mmspec.models.reading import read
+from mmspec.models.loading import load_model
 from tests.cli.running import run
 
 H, V, INNER, KEPT = 32, 48, 40, 12
@@ -101,8 +101,8 @@ def _eagle3(**changes: Any) -> Eagle3Head:
     head = Eagle3Head(
         Eagle3HeadConfig(**{**SIZES, "draft_vocab_size": KEPT, "rope_parameters": ROPE, **changes})
     )
-    if head.is_cut:
-        head.speak(torch.tensor(SAID))
+    if head.has_draft_vocabulary:
+        head.set_draft_vocabulary(torch.tensor(SAID))
     head.train(False)
     return head
 
@@ -148,10 +148,10 @@ def test_there_and_back_is_the_same_head(case: str, tmp_path: Path) -> None:
     """Weights, and everything that a configuration says of the computation."""
     name, make = CASES[case]
     head = make()
-    formats.exported(name, head, tmp_path / "out", HUB)
-    again = formats.converted(name, [tmp_path / "out"])
+    formats.export(name, head, tmp_path / "out", HUB)
+    again = formats.convert(name, [tmp_path / "out"])
     again.save_pretrained(tmp_path / "own")
-    for found in (again, read(type(head), tmp_path / "own", "head")):
+    for found in (again, load_model(type(head), tmp_path / "own", "head")):
         ours, theirs = head.state_dict(), found.state_dict()
         assert ours.keys() == theirs.keys()
         assert all(torch.equal(ours[one], theirs[one]) for one in ours)
@@ -159,15 +159,15 @@ def test_there_and_back_is_the_same_head(case: str, tmp_path: Path) -> None:
     width = head.feature_size * (3 if isinstance(head, Eagle3Head) else 1)
     embeds, features = torch.randn(1, 5, H), torch.randn(1, 5, width)
     for one in (head, again):
-        one.said = one(embeds, one.fused(features))
+        one.said = one(embeds, one.fuse(features))
     assert torch.equal(head.said, again.said)
 
 
-def test_kangaroo_is_told_where_it_stands(tmp_path: Path) -> None:
+def test_kangaroo_needs_its_exit_layer(tmp_path: Path) -> None:
     """The released names have no MLP; a table of tokens is the target's."""
     config = KangarooAdapterConfig(**SIZES, rope_parameters=ROPE, exit_layer=3)
     adapter = KangarooAdapter(config).train(False)
-    made = formats.exported("kangaroo", adapter, tmp_path / "out")
+    made = formats.export("kangaroo", adapter, tmp_path / "out")
     attention = {f"layers.0.self_attn.{part}_proj.weight" for part in "qkvo"}
     norms = {"layers.0.input_layernorm.weight", "norm.weight"}
     assert set(made.tensors) == attention | norms
@@ -178,8 +178,8 @@ def test_kangaroo_is_told_where_it_stands(tmp_path: Path) -> None:
     states = torch.randn(1, 5, H)
     for folder in ("out", "released"):
         with pytest.raises(ValueError, match="give exit_layer= as it was trained"):
-            formats.converted("kangaroo", [tmp_path / folder])
-        again = formats.converted("kangaroo", [tmp_path / folder], exit_layer=3)
+            formats.convert("kangaroo", [tmp_path / folder])
+        again = formats.convert("kangaroo", [tmp_path / folder], exit_layer=3)
         assert again.config.exit_layer == 3
         assert torch.equal(again(states), adapter(states))
 
@@ -198,7 +198,7 @@ def test_medusa_is_read_off_its_weights(layers: int, tmp_path: Path) -> None:
     heads = MedusaHeads(config).train(False)
     for weight in heads.parameters():
         torch.nn.init.normal_(weight)
-    made = formats.exported("medusa", heads, tmp_path / "out", HUB)
+    made = formats.export("medusa", heads, tmp_path / "out", HUB)
     last = f"2.{layers}.weight"
     assert {"0.0.linear.weight", "0.0.linear.bias", last} <= set(made.tensors)
     (tmp_path / "released").mkdir()
@@ -206,11 +206,11 @@ def test_medusa_is_read_off_its_weights(layers: int, tmp_path: Path) -> None:
     named = json.dumps({"medusa_num_heads": 2, "base_model_name_or_path": HUB})
     (tmp_path / "released" / "config.json").write_text(named)
     for folder in ("out", "released"):
-        again = formats.converted("medusa", [tmp_path / folder])
+        again = formats.convert("medusa", [tmp_path / folder])
         assert torch.equal(_said(again), _said(heads))
     torch.save({"0.0.linear.weight": torch.ones(H, H)}, tmp_path / "released" / "medusa_lm_head.pt")
     with pytest.raises(ValueError, match="has no output matrix such as"):
-        formats.converted("medusa", [tmp_path / "released"])
+        formats.convert("medusa", [tmp_path / "released"])
 
 
 @pytest.mark.parametrize("arch", ["mlp", "prefix-mlp"])
@@ -234,15 +234,15 @@ def test_hydra_is_read_with_its_base_model(arch: str, tmp_path: Path) -> None:
     (tmp_path / "base" / "config.json").write_text(json.dumps({**SIZES, "rope_theta": 5e5}))
     if arch == "prefix-mlp":
         with pytest.raises(ValueError, match="give base= the folder of that model"):
-            formats.converted("hydra", [tmp_path])
-    again = formats.converted("hydra", [tmp_path], base=str(tmp_path / "base"))
+            formats.convert("hydra", [tmp_path])
+    again = formats.convert("hydra", [tmp_path], base=str(tmp_path / "base"))
     states, embeds = torch.randn(1, 4, H), torch.randn(1, 4, 2, H)
     assert torch.equal(again(again.prefix(states), embeds), heads(heads.prefix(states), embeds))
     (tmp_path / "config.json").write_text(json.dumps({**named, "grounded_heads": False}))
     with pytest.raises(ValueError, match="was trained with grounded_heads=False"):
-        formats.converted("hydra", [tmp_path])
+        formats.convert("hydra", [tmp_path])
     with pytest.raises(ValueError, match="format hydra is only read"):
-        formats.exported("hydra", heads, tmp_path / "x")
+        formats.export("hydra", heads, tmp_path / "x")
 
 
 def _telling(head: Any) -> dict[str, Any]:
@@ -270,7 +270,7 @@ def _telling(head: Any) -> dict[str, Any]:
 )
 def test_names_are_the_published_ones(case: str, names: Any, tmp_path: Path) -> None:
     name, make = CASES[case]
-    formats.exported(name, make(), tmp_path, HUB)
+    formats.export(name, make(), tmp_path, HUB)
     there = load_file(tmp_path / "model.safetensors")
     assert {one: tuple(value.shape) for one, value in there.items()} == names
     if "d2t" in there:
@@ -284,20 +284,20 @@ def test_dialects_count_layers_in_their_own_way(tmp_path: Path) -> None:
     head = _eagle3(tapped_layers=[1, 3, 5])
     lists = {}
     for name in ("vllm", "sglang", "speculators"):
-        formats.exported(name, head, tmp_path / name, HUB)
+        formats.export(name, head, tmp_path / name, HUB)
         config = json.loads((tmp_path / name / "config.json").read_text())
         lists[name] = config.get("eagle_config", config)[IDS]
     assert lists == {"vllm": [1, 3, 5], "sglang": [0, 2, 4], "speculators": [1, 3, 5]}
-    mistaken = formats.converted("vllm", [tmp_path / "sglang"])
+    mistaken = formats.convert("vllm", [tmp_path / "sglang"])
     assert mistaken.config.tapped_layers == [0, 2, 4]  # what the wrong reader would have tapped
     with pytest.raises(ValueError, match=r"lists layers \[0, 2, 4\], which mean .* sglang"):
-        formats.converted("eagle-3", [tmp_path / "sglang"])
-    with pytest.raises(ValueError, match=r"tapped_layers=.* has no word for that"):
-        formats.exported("eagle-3", head, tmp_path / "no")
+        formats.convert("eagle-3", [tmp_path / "sglang"])
+    with pytest.raises(ValueError, match=r"tapped_layers=.* can only express"):
+        formats.export("eagle-3", head, tmp_path / "no")
 
 
 def test_speculators_say_all_that_vllm_asks_for(tmp_path: Path) -> None:
-    formats.exported("speculators", _eagle3(), tmp_path, HUB)
+    formats.export("speculators", _eagle3(), tmp_path, HUB)
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["speculators_model_type"] == "eagle3"
     assert config["speculators_config"]["verifier"]["name_or_path"] == HUB
@@ -306,7 +306,7 @@ def test_speculators_say_all_that_vllm_asks_for(tmp_path: Path) -> None:
     assert config["transformer_layer_config"]["vocab_size"] == V
     for target in (None, str(tmp_path), "/models/llava", "llava"):
         with pytest.raises(ValueError, match="give --target ORGANISATION/MODEL"):
-            formats.exported("speculators", _eagle3(), tmp_path / "no", target)
+            formats.export("speculators", _eagle3(), tmp_path / "no", target)
 
 
 def test_a_pickled_head_of_a_qwen_target(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_pickled_head_of_a_qwen_target(tmp_path: Path) -> None:
     weights = {**made.tensors, "embed_tokens.weight": torch.zeros(V, H)}
     torch.save(weights, tmp_path / "head.bin")
     (tmp_path / "head.json").write_text(json.dumps(made.config))
-    found = formats.converted("eagle", [tmp_path / "head.json", tmp_path / "head.bin"])
+    found = formats.convert("eagle", [tmp_path / "head.json", tmp_path / "head.bin"])
     ours = head.state_dict()
     assert all(torch.equal(ours[name], one) for name, one in found.state_dict().items())
 
@@ -339,26 +339,26 @@ def _changed(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
         (lambda one: one.update({"fc_norm.0.weight": torch.ones(H)}), "does not have .fc_norm"),
         (lambda one: one.update(weight=torch.ones(1)), "does not have .weight"),
         (lambda one: one.update({"norm.weight": torch.ones(H + 1)}), "norm.weight of .* is .33,."),
-        (lambda one: one["d2t"].fill_(V), "d2t leads to tokens 48 to 59, but the target has 48"),
-        (lambda one: one["t2d"].logical_not_(), "d2t and t2d do not tell of the same tokens"),
-        (lambda one: (one["d2t"].fill_(-1), one.pop("t2d")), "d2t leads to tokens -1 to 10"),
+        (lambda one: one["d2t"].fill_(V), "d2t maps to tokens 48 to 59, but the target has 48"),
+        (lambda one: one["t2d"].logical_not_(), "d2t and t2d hold different tokens"),
+        (lambda one: (one["d2t"].fill_(-1), one.pop("t2d")), "d2t maps to tokens -1 to 10"),
     ],
 )
 def test_what_is_damaged_is_refused(change: Any, said: str, tmp_path: Path) -> None:
-    formats.exported("eagle-3", _eagle3(), tmp_path)
+    formats.export("eagle-3", _eagle3(), tmp_path)
     _changed(tmp_path, change)
     with pytest.raises(ValueError, match=said):
-        formats.converted("eagle-3", [tmp_path])
+        formats.convert("eagle-3", [tmp_path])
 
 
 def test_norms_that_are_not_computed_here_are_refused(tmp_path: Path) -> None:
-    formats.exported("speculators", _eagle3(), tmp_path, HUB)
+    formats.export("speculators", _eagle3(), tmp_path, HUB)
     file = tmp_path / "config.json"
     for name in ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output"):
         whole = json.loads(file.read_text())
         file.write_text(json.dumps({**whole, name: True}))
-        with pytest.raises(ValueError, match=f"was trained with {name}=True, which is not comp"):
-            formats.converted("speculators", [tmp_path])
+        with pytest.raises(ValueError, match=f"was trained with {name}=True, which is not supp"):
+            formats.convert("speculators", [tmp_path])
         file.write_text(json.dumps(whole))
 
 
@@ -371,7 +371,7 @@ def test_the_command_line_converts_and_exports(
     found = run(capsys, *asked)
     assert found["weights"] == len(PUBLISHED)
     run(capsys, "convert", "sglang", str(tmp_path / "out"), "--out", str(tmp_path / "back"))
-    again = read(Eagle3Head, tmp_path / "back", "head")
+    again = load_model(Eagle3Head, tmp_path / "back", "head")
     assert list(again.config.tapped_layers) == [1, 3, 5]
     assert main(asked) == 1
     assert "holds something already" in capsys.readouterr().err
@@ -384,16 +384,16 @@ def test_the_command_line_converts_and_exports(
     assert not listed["llamagen"]
 
 
-def test_dream_says_how_much_of_a_picture_is_read(tmp_path: Path) -> None:
-    """A released file is one of all slots; a head that reads fewer has no word for that."""
+def test_dream_takes_the_share_of_image_slots(tmp_path: Path) -> None:
+    """A released file reads all slots; a head that reads fewer cannot be exported."""
     head = _dream()
-    formats.exported("dream", head, tmp_path / "out")
-    assert formats.converted("dream", [tmp_path / "out"]).config.visual_keep == 1.0
-    half = formats.converted("dream", [tmp_path / "out"], visual_keep=0.5)
+    formats.export("dream", head, tmp_path / "out")
+    assert formats.convert("dream", [tmp_path / "out"]).config.visual_keep == 1.0
+    half = formats.convert("dream", [tmp_path / "out"], visual_keep=0.5)
     assert half.config.visual_keep == 0.5
-    with pytest.raises(ValueError, match=r"visual_keep=0.5, and format dream has no word"):
-        formats.exported("dream", half, tmp_path / "no")
-    with pytest.raises(ValueError, match=r"visual_keep=0.0 is no share"):
-        formats.converted("dream", [tmp_path / "out"], visual_keep=0.0)
-    with pytest.raises(ValueError, match=r"visual_keep=0.5, and format eagle has no word"):
-        formats.exported("eagle", _eagle(visual_keep=0.5), tmp_path / "no")
+    with pytest.raises(ValueError, match=r"visual_keep=0.5, but format dream can only"):
+        formats.export("dream", half, tmp_path / "no")
+    with pytest.raises(ValueError, match=r"visual_keep=0.0 must be in"):
+        formats.convert("dream", [tmp_path / "out"], visual_keep=0.0)
+    with pytest.raises(ValueError, match=r"visual_keep=0.5, but format eagle can only"):
+        formats.export("eagle", _eagle(visual_keep=0.5), tmp_path / "no")

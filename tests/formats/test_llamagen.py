@@ -18,10 +18,10 @@ from mmspec import formats
 from mmspec.cli import main
 from mmspec.models.llamagen_weights import to_public
 from tests.covering import covering
-from tests.toys import painters
+from tests.toys import image_models
 
 KINDS = ("llamagen-class", "llamagen-caption")
-ANY = {"side": painters.SIDE, "heads": 4}
+ANY = {"side": image_models.SIDE, "heads": 4}
 Files = tuple[Path, Path]
 
 
@@ -51,14 +51,14 @@ def changed(file: Path, change: Callable[[dict[str, Tensor]], Any]) -> Path:
     ("kind", "nest"), covering(tuple(KINDS), ("model", "module", "state_dict"), strength=1)
 )
 def test_published_files_draw_the_same_pictures(kind: str, nest: str, tmp_path: Path) -> None:
-    toy = painters.PAINTERS[kind]()
+    toy = image_models.PAINTERS[kind]()
     files = published(toy, tmp_path / "files", nest)
-    formats.converted("llamagen", files, **ANY).save_pretrained(tmp_path / "out")
+    formats.convert("llamagen", files, **ANY).save_pretrained(tmp_path / "out")
     assert [one.suffix for one in (tmp_path / "out").glob("model*")] == [".safetensors"]
     fast = mmspec.accelerate(str(tmp_path / "out"), "sjd")
     for name, value in toy.state_dict().items():
         assert torch.equal(fast.model.state_dict()[name], value), name
-    asked = {**painters.request(kind, 2), "guidance": 2.0, "seed": 3}
+    asked = {**image_models.request(kind, 2), "guidance": 2.0, "seed": 3}
     theirs = mmspec.accelerate(toy, "plain").generate_images(**asked)
     ours = fast.generate_images(**asked)
     assert ours.ids.equal(theirs.ids)
@@ -66,7 +66,7 @@ def test_published_files_draw_the_same_pictures(kind: str, nest: str, tmp_path: 
 
 
 def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    files = published(painters.llamagen_class(), tmp_path / "files")
+    files = published(image_models.llamagen_class(), tmp_path / "files")
     out = tmp_path / "out"
     typed = ["convert", "llamagen", *map(str, files), "--set", "side=4", "--set", "heads=4"]
     assert main([*typed, "--out", str(out), "--json"]) == 0
@@ -81,34 +81,36 @@ def test_from_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str
 
 
 def test_sizes_are_read_off_the_weights_and_the_rest_is_said(tmp_path: Path) -> None:
-    words, picture = published(painters.llamagen_class(), tmp_path)
-    bare = formats.converted("llamagen", [words], **ANY)
+    words, picture = published(image_models.llamagen_class(), tmp_path)
+    bare = formats.convert("llamagen", [words], **ANY)
     assert bare.vqmodel is None
-    assert bare.config.num_key_value_heads == painters.llamagen_class().config.num_key_value_heads
+    assert (
+        bare.config.num_key_value_heads == image_models.llamagen_class().config.num_key_value_heads
+    )
     for options, message in (
         ({"heads": 4}, "side= the codes along one side: 16 for 256 pixels"),
         ({"side": 4}, r"no published LlamaGen has 3 layers of width 32.*give heads="),
         ({"side": 4, "heads": 5}, "heads=5 do not cut a width of 32"),
         ({"side": 4, "heads": 32}, "heads=32 do not cut a width of 32"),
-        ({"side": 0, "heads": 4}, "side=0 is no whole number of at least 1"),
+        ({"side": 0, "heads": 4}, "side=0 must be a whole number of at least 1"),
         ({**ANY, "rows": 4}, "unknown keyword rows for format llamagen"),
     ):
         with pytest.raises(ValueError, match=message):
-            formats.converted("llamagen", [words, picture], **options)
+            formats.convert("llamagen", [words, picture], **options)
     fused = {"layers.0.attention.wqkv.weight": torch.zeros(40, 32)}
     with pytest.raises(ValueError, match="heads=4 do not fit a projection of 40 rows"):
-        formats.converted("llamagen", [changed(words, lambda one: one.update(fused))], **ANY)
+        formats.convert("llamagen", [changed(words, lambda one: one.update(fused))], **ANY)
 
 
 def test_names_that_are_missing_or_foreign_are_refused(tmp_path: Path) -> None:
-    words, picture = published(painters.llamagen_class(), tmp_path)
+    words, picture = published(image_models.llamagen_class(), tmp_path)
 
     def refused(message: str, *files: Path) -> None:
         with pytest.raises(ValueError, match=message):
-            formats.converted("llamagen", files, **ANY)
+            formats.convert("llamagen", files, **ANY)
 
     refused(r"picture.pt lacks tok_embeddings.weight", picture, words)  # the other way round
-    refused(r"has the files the language model, \[the picture tokeniser\]; 0 were given")
+    refused(r"has the files the language model, \[the image tokeniser\]; 0 were given")
     refused(r"no file .*nothing.pt", tmp_path / "nothing.pt")
     refused(
         r"words.pt holds 1 weights that LlamaGen does not have \(layers.0.bias\)",
@@ -119,16 +121,16 @@ def test_names_that_are_missing_or_foreign_are_refused(tmp_path: Path) -> None:
     refused("lack norm.weight", changed(words, lambda one: one.pop("norm.weight")))
     refused(
         r"picture.pt lacks post_quant_conv.weight",
-        published(painters.llamagen_class(), tmp_path)[0],
+        published(image_models.llamagen_class(), tmp_path)[0],
         changed(picture, lambda one: one.pop("post_quant_conv.weight")),
     )
 
 
 def test_two_dtypes_become_the_wider_one(tmp_path: Path) -> None:
-    toy = painters.llamagen_class()
+    toy = image_models.llamagen_class()
     halves, _ = published(toy, tmp_path / "halves", dtype=torch.bfloat16)
     _, whole = published(toy, tmp_path / "whole")
-    assert formats.converted("llamagen", [halves], **ANY).dtype == torch.bfloat16
-    both = formats.converted("llamagen", [halves, whole], **ANY)
+    assert formats.convert("llamagen", [halves], **ANY).dtype == torch.bfloat16
+    both = formats.convert("llamagen", [halves, whole], **ANY)
     assert {value.dtype for value in both.state_dict().values()} == {torch.float32}
     assert torch.equal(both.vqmodel.embedding.weight, toy.vqmodel.embedding.weight)

@@ -1,4 +1,4 @@
-"""Slow references for drawing: whole sequences, no cache, one row at a time, two passes."""
+"""Slow references for image generation: whole sequences, no cache, one row at a time."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily
 from mmspec.modalities.image import families as image
-from tests.toys import painters
+from tests.toys import image_models
 
 GRIDS: dict[str, tuple[int, int]] = {"emu3": (2, 3), "chameleon": (2, 3)}
-SIZE = painters.SIDE
+SIZE = image_models.SIDE
 
 
 def grid_of(family: str, image_family: ImageFamily) -> Grid:
@@ -70,7 +70,7 @@ def two_passes(
     for row in range(len(given["attention_mask"])):
         new = torch.zeros(0, dtype=torch.int64)
         for offset in range(grid.length):
-            token = grid.forced(offset)
+            token = grid.forced_token(offset)
             if token is None:
                 cond = logits_of(model, family, given, row, new)
                 uncond = cond if scale == 1 else logits_of(model, family, other, row, new)
@@ -84,7 +84,7 @@ def two_passes(
 @torch.no_grad()
 def noisy(family: str, scale: float = 0.03) -> Any:
     """A copy of a toy with noise on its weights: right in part."""
-    copy = painters.PAINTERS[family]()
+    copy = image_models.PAINTERS[family]()
     noise = torch.Generator().manual_seed(5)
     for weight in copy.parameters():
         if weight.dim() == 2:

@@ -1,4 +1,4 @@
-"""What tests of pipelines share: recipes that name one part each, and a call."""
+"""Helpers of pipeline tests: recipes with one part each, and a call."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from mmspec.drafters.denoising.frozen import Frozen
 from mmspec.drafters.denoising.window import Window
 from mmspec.drafters.plain import no_drafter
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modalities.diffusion.pipeline_trace import PreparedCall, perform
+from mmspec.modalities.diffusion.pipeline_trace import PreparedCall, run_pipeline
 from mmspec.recipe import Kit, Recipe
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.reflection import Reflection
-from tests.toys.pipelines import asked, pipeline
+from tests.toys.pipelines import build_request, pipeline
 
 STEPS = 6
 
 
 @lru_cache
-def shared(name: str) -> Any:
+def shared_pipeline(name: str) -> Any:
     """A pipeline that no test changes; `test_nothing_is_written_onto_the_pipeline` allows it."""
     return pipeline(name)
 
@@ -37,9 +37,9 @@ def frozen(kit: Kit) -> Drafter:
     return Frozen(kit.shape)
 
 
-PLAIN = Recipe(no_drafter, Window.fixed(1), Coupled(), decodes="latents")
-COPIES = Recipe(frozen, Window.fixed(4), Coupled(), decodes="latents")  # keeps what equals plain
-FROZEN = Recipe(frozen, Window.fixed(4), Reflection(), decodes="latents")
+PLAIN = Recipe(no_drafter, Window.constant(1), Coupled(), decodes="latents")
+COPIES = Recipe(frozen, Window.constant(4), Coupled(), decodes="latents")  # keeps what equals plain
+FROZEN = Recipe(frozen, Window.constant(4), Reflection(), decodes="latents")
 
 
 def pixels(output: Any) -> Tensor:
@@ -51,17 +51,17 @@ def pixels(output: Any) -> Tensor:
 def draw(fast: Any, name: str, count: int = 2, **more: Any) -> Tensor:
     shown = "pt" if name in ("dit", "ltx") else "np"
     settings = {"num_inference_steps": STEPS, "output_type": shown, **more}
-    return pixels(fast(**{**asked(name, count), **settings}))
+    return pixels(fast(**{**build_request(name, count), **settings}))
 
 
-def alone(
+def run_pipeline_alone(
     pipe: Any,
     images: int,
     monkeypatch: pytest.MonkeyPatch,
     call: Callable[[torch.Generator], Tensor],
     free: Tensor | None = None,
 ) -> Tensor:
-    """What a pipeline makes by itself of generator 5, its scheduler fed the noise of the chain.
+    """The output of a pipeline alone with generator 5, its scheduler given the noise of the chain.
 
     That is keyed by a number drawn from the generator after the first state, and drawn for the
     places `free` (*E) bool, if not for all.
@@ -72,9 +72,9 @@ def alone(
     def replayed(shape: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
         if not noise:
             seed = int(torch.randint(2**62, (), generator=generator))
-            noise.append(KeyedNoise.seeded(seed, images, torch.device("cpu")))
+            noise.append(KeyedNoise.from_seed(seed, images, torch.device("cpu")))
             state.append(1)
-        keys = noise[0].shared(torch.full((images, 1), state[0]))
+        keys = noise[0].shared_keys(torch.full((images, 1), state[0]))
         state[0] += 1
         if free is None:
             drawn = keys.normal(*shape[1:])[:, 0].to(dtype)
@@ -89,8 +89,8 @@ def alone(
         return call(generator)
 
 
-def prepared(pipe: Any, given: dict[str, Any]) -> PreparedCall:
-    """What the loop is given to sample."""
+def prepare_call(pipe: Any, given: dict[str, Any]) -> PreparedCall:
+    """The prepared call that the loop samples."""
     found: list[PreparedCall] = []
 
     def act(opening: PreparedCall) -> Tensor:
@@ -100,14 +100,14 @@ def prepared(pipe: Any, given: dict[str, Any]) -> PreparedCall:
     known = inspect.signature(pipe.__call__).parameters.items()
     defaults = {name: one.default for name, one in known if one.default is not one.empty}
     settings = {"num_inference_steps": STEPS, "output_type": "latent"}
-    perform(pipe, Network(pipe), {**defaults, **settings, **given}, act)
+    run_pipeline(pipe, Network(pipe), {**defaults, **settings, **given}, act)
     return found[0]
 
 
 @torch.no_grad()
 def check_rows(pipe: Any, given: dict[str, Any]) -> None:
     """States of any steps in one call of the networks are what they are alone."""
-    opening = prepared(pipe, given)
+    opening = prepare_call(pipe, given)
     steps = torch.arange(len(opening.timesteps)).flip(0).repeat(2)
     states = torch.randn(len(steps), *opening.start.shape[1:])
     rows = torch.zeros_like(steps)

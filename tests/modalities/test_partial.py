@@ -1,4 +1,4 @@
-"""Pictures that are not finished: a round of a stream shows what there is, and nothing else."""
+"""Partial images of a stream: only what is verified so far."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from torch import nn
 import mmspec
 from tests import toys
 from tests.modalities.drawing import sized
-from tests.toys import mar, painters
-from tests.toys.pipelines import asked, pipeline
+from tests.toys import image_models, mar
+from tests.toys.pipelines import build_request, pipeline
 
 GREY = 128
 
@@ -28,7 +28,7 @@ def streamed(fast: Any, **request: Any) -> tuple[list[Any], Any]:
             return rounds, end.value
 
 
-def shown(picture: Any, cells: tuple[int, int]) -> Any:  # (H, W) bool
+def find_drawn_cells(picture: Any, cells: tuple[int, int]) -> Any:  # (H, W) bool
     """Which cells are not grey all over."""
     height, width = cells
     pixels = np.asarray(picture).astype(int)
@@ -38,21 +38,21 @@ def shown(picture: Any, cells: tuple[int, int]) -> Any:  # (H, W) bool
 
 
 @pytest.mark.parametrize("recipe", ["sjd", "zipar"])
-@pytest.mark.parametrize("family", painters.PAINTERS)
+@pytest.mark.parametrize("family", image_models.PAINTERS)
 def test_a_round_shows_the_cells_that_are_drawn(family: str, recipe: str) -> None:
-    fast = mmspec.accelerate(painters.PAINTERS[family](), recipe)
-    request = {**painters.request(family, 2), **sized(family), "guidance": 2.0, "seed": 4}
+    fast = mmspec.accelerate(image_models.PAINTERS[family](), recipe)
+    request = {**image_models.request(family, 2), **sized(family), "guidance": 2.0, "seed": 4}
     rounds, out = streamed(fast, **request)
     assert len(rounds) > 2
     for turn in (rounds[0], rounds[len(rounds) // 2], rounds[-1]):
         for row, picture in enumerate(turn.partial()):
             known = (out.rounds[row] <= turn.index).numpy()
-            assert (shown(picture, known.shape) == known).all()
+            assert (find_drawn_cells(picture, known.shape) == known).all()
     for mine, whole in zip(rounds[-1].partial(), out.images, strict=True):
         assert np.array_equal(np.asarray(mine), np.asarray(whole))
 
 
-class Pixels(nn.Module):
+class PixelInputs(nn.Module):
     """A VAE that shows the first channel, twice as large."""
 
     def decode(self, latents: torch.Tensor) -> torch.Tensor:
@@ -63,12 +63,12 @@ class Pixels(nn.Module):
 def test_continuous_tokens_show_the_steps_that_are_taken() -> None:
     fast, model = mmspec.accelerate(mar.mar(), drafter=mar.mar(1)), mar.mar()
     request = {"class_labels": [1, 2], "steps": 4, "head_steps": 3, "guidance": 2.0, "seed": 1}
-    rounds, out = streamed(fast, **request, last_noise=True, vae=Pixels())
+    rounds, out = streamed(fast, **request, last_noise=True, vae=PixelInputs())
     side, steps = model.config.side, 0
     sizes = []
     for turn in rounds:
         pictures = turn.partial()
-        known = [shown(picture, (side, side)) for picture in pictures]
+        known = [find_drawn_cells(picture, (side, side)) for picture in pictures]
         sizes.append([int(one.sum()) for one in known])
         for one, picture, whole in zip(known, pictures, out.images, strict=True):
             scale = np.asarray(whole).shape[0] // side
@@ -78,21 +78,21 @@ def test_continuous_tokens_show_the_steps_that_are_taken() -> None:
     assert sizes == sorted(sizes)
     assert sizes[0][0] < sizes[-1][0] == side**2
     assert steps == 4
-    with pytest.raises(ValueError, match="give vae= to see"):
+    with pytest.raises(ValueError, match="give vae="):
         next(fast.stream(**request, last_noise=True)).partial()
 
 
 def test_what_draws_no_tokens_has_no_picture_so_far() -> None:
     text = mmspec.accelerate(toys.model("llama"))
     chain = mmspec.accelerate(pipeline("ddpm"), "asd")
-    few = {**asked("ddpm"), "num_inference_steps": 4}
+    few = {**build_request("ddpm"), "num_inference_steps": 4}
     requests = ({**toys.inputs("llama"), "max_new_tokens": 2}, few)
     for fast, request in zip((text, chain), requests, strict=True):
-        with pytest.raises(ValueError, match="there is no picture so far"):
+        with pytest.raises(ValueError, match="there is no partial image"):
             next(fast.stream(**request)).partial()
 
 
-def test_nobody_pays_who_does_not_watch(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = mmspec.accelerate(painters.PAINTERS["janus"](), "sjd")
-    monkeypatch.setattr("mmspec.api._SoFar", None)
-    assert fast.generate_images(**painters.request("janus"), seed=0).images
+def test_partial_outputs_cost_nothing_unless_requested(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast = mmspec.accelerate(image_models.PAINTERS["janus"](), "sjd")
+    monkeypatch.setattr("mmspec.accelerated.PartialOutput", None)
+    assert fast.generate_images(**image_models.request("janus"), seed=0).images

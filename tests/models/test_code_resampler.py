@@ -9,7 +9,12 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.codebook import Codebook
-from mmspec.codes.resampling import Lawful, Trained, fits, marked
+from mmspec.codes.resampling import (
+    ConditionalResampler,
+    TrainedResampler,
+    compute_mark,
+    matches_mark,
+)
 from mmspec.models.code_resampler import CodeResampler, CodeResamplerConfig, load_resampler
 
 RATIO, FINE, COARSE, SIDE = 2, 11, 7, 3
@@ -29,7 +34,7 @@ def model() -> CodeResampler:
 
 
 def codebook(mark: Tensor, offset: int = 0, vocabulary: int | None = None) -> Codebook:
-    return Codebook.at(torch.stack([mark, torch.ones_like(mark)], 1), offset, vocabulary)
+    return Codebook.from_offset(torch.stack([mark, torch.ones_like(mark)], 1), offset, vocabulary)
 
 
 def pictures() -> tuple[Tensor, Tensor]:
@@ -44,8 +49,8 @@ def all_rows(model: CodeResampler, small: Tensor, large: Tensor) -> Tensor:  # (
 
 
 @torch.no_grad()
-def test_a_code_is_told_from_what_stands_before_it_alone(model: CodeResampler) -> None:
-    """Changing one large code changes later distributions near by, and never its own or an earlier one."""
+def test_a_code_depends_on_preceding_codes_only(model: CodeResampler) -> None:
+    """Changing one large code changes later distributions nearby, never its own or earlier ones."""
     small, large = pictures()
     before, side = all_rows(model, small, large), SIDE * RATIO
     for place in range(side**2):
@@ -95,10 +100,10 @@ def test_what_was_saved_is_read_again(model: CodeResampler, tmp_path: Path) -> N
 def test_tokens_go_through_both_codebooks(model: CodeResampler) -> None:
     small, large = pictures()
     fine, coarse = codebook(model.fine_mark, 5, 20), codebook(model.coarse_mark, 3)
-    sampler = Trained(fine, coarse, RATIO, model)
-    assert isinstance(sampler, Lawful)
+    sampler = TrainedResampler(fine, coarse, RATIO, model)
+    assert isinstance(sampler, ConditionalResampler)
     row = torch.tensor([1, 1])
-    distributions = sampler.distribution(small + 3, large + 5, row)
+    distributions = sampler.logits(small + 3, large + 5, row)
     assert distributions.shape == (2, RATIO, SIDE * RATIO, 20)
     assert torch.equal(distributions[..., 5:16], model.up(small, large, row))
     assert bool(distributions[..., :5].isinf().all() and distributions[..., 16:].isinf().all())
@@ -107,18 +112,18 @@ def test_tokens_go_through_both_codebooks(model: CodeResampler) -> None:
 
 def test_other_models_are_refused(model: CodeResampler) -> None:
     fine, coarse = codebook(model.fine_mark), codebook(model.coarse_mark)
-    with pytest.raises(ValueError, match="makes pictures 2 times larger, the models need 3"):
-        Trained(fine, coarse, 3, model)
+    with pytest.raises(ValueError, match="makes images 2 times larger, the models need 3"):
+        TrainedResampler(fine, coarse, 3, model)
     with pytest.raises(ValueError, match=r"another codebook of the target, of 11 codes .* has 11"):
-        Trained(codebook(model.fine_mark.flip(0)), coarse, RATIO, model)
+        TrainedResampler(codebook(model.fine_mark.flip(0)), coarse, RATIO, model)
     with pytest.raises(ValueError, match=r"another codebook of the drafter, of 7 codes .* has 5"):
-        Trained(fine, codebook(model.coarse_mark[:5]), RATIO, model)
+        TrainedResampler(fine, codebook(model.coarse_mark[:5]), RATIO, model)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_a_codebook_is_known_in_any_precision(dtype: torch.dtype) -> None:
     vectors = torch.randn(50, 4, generator=torch.Generator().manual_seed(2))
-    book = Codebook.at(vectors)
-    assert fits(Codebook.at(vectors.to(dtype)), marked(book))
-    assert fits(book, marked(book).to(dtype))
-    assert not fits(book, marked(book) + 0.1)
+    book = Codebook.from_offset(vectors)
+    assert matches_mark(Codebook.from_offset(vectors.to(dtype)), compute_mark(book))
+    assert matches_mark(book, compute_mark(book).to(dtype))
+    assert not matches_mark(book, compute_mark(book) + 0.1)

@@ -15,7 +15,7 @@ from torch.testing import assert_close
 
 from mmspec.models.llamagen import LlamaGenConfig, LlamaGenForImageGeneration, rotary
 from mmspec.models.llamagen_weights import from_public, load_public, to_public
-from tests.toys import painters
+from tests.toys import image_models
 
 KINDS = ("llamagen-class", "llamagen-caption")
 
@@ -24,9 +24,9 @@ def condition(toy: Any) -> tuple[Tensor, Tensor]:
     """A condition (2, T, ...) and its mask; the second caption is padded on the left."""
     if toy.config.condition == "class":
         return torch.tensor([[1], [3]]), torch.ones(2, 1, dtype=torch.bool)
-    mask = torch.ones(2, painters.CONDITION, dtype=torch.bool)
+    mask = torch.ones(2, image_models.CONDITION, dtype=torch.bool)
     mask[1, :3] = False
-    return torch.randn(2, painters.CONDITION, painters.FEATURES), mask
+    return torch.randn(2, image_models.CONDITION, image_models.FEATURES), mask
 
 
 def direct(
@@ -88,9 +88,9 @@ def direct(
 @pytest.mark.parametrize("kind", KINDS)
 @torch.no_grad()
 def test_logits_are_those_of_the_published_architecture(kind: str) -> None:
-    toy = painters.PAINTERS[kind]()
+    toy = image_models.PAINTERS[kind]()
     given, mask = condition(toy)
-    codes = torch.randint(painters.CODES, (2, 9))
+    codes = torch.randint(image_models.CODES, (2, 9))
     embeds = torch.cat((toy.model.condition(given), toy.model.embed_tokens(codes)), 1)
     whole = torch.cat((mask, torch.ones(2, 9, dtype=torch.bool)), 1)
     ours = toy(inputs_embeds=embeds, attention_mask=whole.long()).logits
@@ -133,21 +133,21 @@ PUBLIC_PICTURE = {
 
 
 def test_public_names_are_those_of_the_checkpoints() -> None:
-    names = set(to_public(painters.llamagen_class()))
+    names = set(to_public(image_models.llamagen_class()))
     layers = {name for name in names if name.startswith("layers.")}
     picture = {name for name in names if name.startswith(("decoder.", "quantize.", "post_"))}
     plain = names - layers - picture
     first = {name for name in layers if name.startswith("layers.0.")}
     assert plain | first == PUBLIC
     assert not PUBLIC_PICTURE - picture
-    caption = set(to_public(painters.llamagen_caption()))
+    caption = set(to_public(image_models.llamagen_caption()))
     ends = ("cap_proj.fc1.weight", "cap_proj.fc2.weight", "uncond_embedding")
     assert {f"cls_embedding.{end}" for end in ends} <= caption
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_public_weights_round_trip_through_files(kind: str, tmp_path: Path) -> None:
-    toy = painters.PAINTERS[kind]()
+    toy = image_models.PAINTERS[kind]()
     public = to_public(toy)
     # what the public files have besides: an encoder that decodes nothing
     extra = {"encoder.conv_in.weight": torch.zeros(2), "quant_conv.bias": torch.zeros(2)}
@@ -165,7 +165,7 @@ def test_public_weights_round_trip_through_files(kind: str, tmp_path: Path) -> N
 
 
 def test_weights_that_do_not_fit_are_refused() -> None:
-    toy = painters.llamagen_class()
+    toy = image_models.llamagen_class()
     public = to_public(toy)
     short = {name: value for name, value in public.items() if name != "norm.weight"}
     with pytest.raises(ValueError, match=r"lack norm\.weight"):
@@ -177,7 +177,7 @@ def test_weights_that_do_not_fit_are_refused() -> None:
 
 
 def test_saved_folders_load(tmp_path: Path) -> None:
-    toy = painters.llamagen_caption()
+    toy = image_models.llamagen_caption()
     toy.save_pretrained(tmp_path)
     other = LlamaGenForImageGeneration.from_pretrained(tmp_path)
     for name, value in toy.state_dict().items():

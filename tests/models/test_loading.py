@@ -11,8 +11,8 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmspec
-from mmspec.bench.tiny import random_drafter
-from mmspec.modalities.image.toys import SETTINGS, painted, tiny_painter
+from mmspec.modalities.common.tiny_models import random_drafter
+from mmspec.modalities.image.tiny_models import SETTINGS, class_request, tiny_model
 from mmspec.models.llamagen import LlamaGenForImageGeneration
 from mmspec.models.loading import load_causal
 from tests import toys
@@ -56,8 +56,8 @@ def test_code_beside_the_weights_is_not_run(
 
 def test_a_draft_model_is_loaded_by_the_class_of_its_target(tmp_path: Path) -> None:
     """LlamaGen is unknown to transformers' auto classes."""
-    target = tiny_painter()
+    target = tiny_model()
     random_drafter(mmspec.recipes.get("coupled"), target).save_pretrained(tmp_path)
     fast = mmspec.accelerate(target, "coupled", drafter=tmp_path)
     assert isinstance(fast.session.bound.draft_model.model, LlamaGenForImageGeneration)
-    assert fast.generate_images(**painted(1), **SETTINGS, seed=0).stats.num_draft_tokens > 0
+    assert fast.generate_images(**class_request(1), **SETTINGS, seed=0).stats.num_draft_tokens > 0

@@ -17,7 +17,7 @@ from mmspec.distributions.noise import KeyedNoise
 from mmspec.models.mar import MarConfig, MarForImageGeneration
 from mmspec.models.mar_head import HeadGrid
 from mmspec.models.mar_weights import from_public, load_public, to_public
-from mmspec.targets.continuous.patches import PatchSettings, cell_keys, order
+from mmspec.targets.continuous.patches import PatchSettings, cell_keys, draw_order
 from tests.toys.mar import CLASSES, PLAN, SIZES, mar
 
 
@@ -109,8 +109,8 @@ def slow_sample(
 ) -> Tensor:
     """The published sampler, cell by cell; (B, L, C)."""
     weights, config = to_public(model), model.config
-    noise = KeyedNoise.seeded(seed, len(labels), torch.device("cpu"))
-    turns, total = order(noise, config.cells), config.cells
+    noise = KeyedNoise.from_seed(seed, len(labels), torch.device("cpu"))
+    turns, total = draw_order(noise, config.cells), config.cells
     times, shares = schedule(config.base_steps, plan.head_steps)
     pictures = []
     for row, label in enumerate(labels):
@@ -178,7 +178,7 @@ def test_sampling_is_the_published_one(more: dict[str, Any]) -> None:
     )
     model = mar()
     found = model.sample(torch.tensor([1, 3]), plan, seed=4)
-    expected = model.picture(slow_sample(model, [1, 3], plan, seed=4))
+    expected = model.to_vae_latents(slow_sample(model, [1, 3], plan, seed=4))
     assert_close(found, expected, atol=1e-4, rtol=1e-4)
     assert found.std() > 0.1
 
@@ -213,10 +213,10 @@ def test_the_grid_of_the_head() -> None:
 
 
 @torch.no_grad()
-def test_a_head_that_says_velocity_is_read_as_such() -> None:
+def test_a_head_may_predict_velocity() -> None:
     """x = alpha clean + sigma eps and v = alpha eps - sigma clean, with guidance on v."""
     model = mar(prediction="velocity")
-    head = model.sampled(PLAN)
+    head = model.make_sampler(PLAN)
     generator = torch.Generator().manual_seed(3)
     states, condition = (torch.randn(*size, generator=generator) for size in ((6, 2), (6, 2, 24)))
     step = torch.tensor([0, 1, 2, 3, 0, 2])
@@ -227,7 +227,7 @@ def test_a_head_that_says_velocity_is_read_as_such() -> None:
     velocity = silent + scale[:, None] * (told - silent)
     alpha, sigma = (t.float()[step, None] for t in (head.kernel.alpha, head.kernel.sigma))
     assert_close(seen.clean, alpha * states - sigma * velocity, atol=1e-5, rtol=1e-4)
-    other = mar().sampled(PLAN).predict(states, step, condition, scale)
+    other = mar().make_sampler(PLAN).predict(states, step, condition, scale)
     assert (other.clean - seen.clean).abs().max() > 0.1
     with pytest.raises(ValueError, match=r"prediction='speed' is not known.*'noise' or 'velocity'"):
         mar(prediction="speed")
@@ -236,7 +236,7 @@ def test_a_head_that_says_velocity_is_read_as_such() -> None:
 def test_pictures_are_laid_out_as_the_vae_has_them() -> None:
     model = mar(channels=3, patch_size=2)
     latents = torch.randn(2, 9, 12)
-    picture = model.picture(latents)
+    picture = model.to_vae_latents(latents)
     assert picture.shape == (2, 3, 6, 6)
     for cell, channel, y, x in [(0, 0, 0, 0), (5, 2, 1, 0), (8, 1, 1, 1), (3, 0, 0, 1)]:
         row, column = divmod(cell, 3)
@@ -270,7 +270,7 @@ def test_a_folder_and_back(tmp_path: Path) -> None:
 
 
 def test_sizes_that_do_not_fit() -> None:
-    with pytest.raises(ValueError, match="head_steps=9 do not fit the 8 steps"):
-        mar().sampled(PatchSettings(steps=2, head_steps=9)).kernel  # noqa: B018
-    with pytest.raises(ValueError, match="a width of 16 does not divide into 3 heads"):
+    with pytest.raises(ValueError, match="head_steps=9 do not fit the 8 training steps"):
+        mar().make_sampler(PatchSettings(steps=2, head_steps=9)).kernel  # noqa: B018
+    with pytest.raises(ValueError, match="a width of 16 is not divisible by 3 heads"):
         mar(num_attention_heads=3)

@@ -139,7 +139,7 @@ def test_features_stand_right_behind_the_first_token(policy: Any) -> None:
         words = policy.get_input_embeddings()(ids)
         joined = torch.cat((words[:, :1], seen, words[:, 1:]), 1)
         expected = policy.language_model(inputs_embeds=joined).logits
-        marked, _, _ = policy.with_image_ids(ids)
+        marked, _, _ = policy.insert_image_ids(ids)
         assert torch.equal(policy(input_ids=ids, pixel_values=pixels).logits, expected)
         assert torch.equal(policy(input_ids=marked, pixel_values=pixels).logits, expected)
         blind = policy(input_ids=marked, pixel_values=torch.zeros_like(pixels)).logits
@@ -165,7 +165,7 @@ def test_towers_give_their_last_block_but_one(policy: Any) -> None:
 
 def test_several_tokens_behind_a_cache_score_as_the_whole(policy: Any) -> None:
     ids, mask = prompts((0, 2))
-    marked, seen, _ = policy.with_image_ids(ids, mask)
+    marked, seen, _ = policy.insert_image_ids(ids, mask)
     more = torch.randint(3, WORDS, (2, 4))
     pixels = pictures(2)
     with torch.no_grad():
@@ -202,7 +202,7 @@ def test_rows_of_a_ragged_batch_write_what_they_write_alone(
     settings = {"max_new_tokens": 7, "do_sample": False, "use_cache": use_cache}
     given: tuple[Tensor, Any] = (ids, mask)
     if has_image_ids:
-        given = policy.with_image_ids(ids, mask)[:2]
+        given = policy.insert_image_ids(ids, mask)[:2]
     batch = policy.generate(
         input_ids=given[0], attention_mask=given[1], pixel_values=pixels, **settings
     )
@@ -216,8 +216,8 @@ def test_rows_of_a_ragged_batch_write_what_they_write_alone(
 
 def test_two_pictures_in_one_prompt_keep_their_order(policy: Any) -> None:
     ids, _ = prompts()
-    marked, _, _ = policy.with_image_ids(ids)
-    twice, _, _ = policy.with_image_ids(marked)
+    marked, _, _ = policy.insert_image_ids(ids)
+    twice, _, _ = policy.insert_image_ids(marked)
     first, second = pictures(2)
     with torch.no_grad():
         both = policy(input_ids=twice, pixel_values=torch.stack((first, second))).logits
@@ -229,7 +229,7 @@ def test_labels_learn_words_and_not_pictures(policy: Any) -> None:
     ids, mask = prompts((0, 2))
     out = policy(input_ids=ids, attention_mask=mask, pixel_values=pictures(2), labels=ids)
     logits = out.logits[:, :-1]
-    _, _, labels = policy.with_image_ids(ids, mask, ids)
+    _, _, labels = policy.insert_image_ids(ids, mask, ids)
     expected = torch.nn.functional.cross_entropy(
         logits.flatten(0, 1), labels[:, 1:].flatten(), ignore_index=-100
     )
@@ -312,7 +312,7 @@ def test_pictures_that_do_not_fit_are_refused(policy: Any) -> None:
     ids, _ = prompts()
     with pytest.raises(ValueError, match=r"\(1, 3, 64, 64\)"):
         policy(input_ids=ids, pixel_values=pictures(1, 3))
-    with pytest.raises(ValueError, match="2 pictures give"):
+    with pytest.raises(ValueError, match="2 images give"):
         policy(input_ids=ids, pixel_values=pictures(2))
     with pytest.raises(ValueError, match="inputs_embeds"):
         policy(inputs_embeds=torch.zeros(1, 4, 64), pixel_values=pictures(1))
@@ -320,7 +320,7 @@ def test_pictures_that_do_not_fit_are_refused(policy: Any) -> None:
         policy(pixel_values=pictures(1))
 
 
-def test_prismatic_and_openvla_are_told_apart(tmp_path: Path) -> None:
+def test_prismatic_and_openvla_are_distinguished(tmp_path: Path) -> None:
     prismatic.register()
     toys.prismatic().save_pretrained(tmp_path)
     model: Any = AutoModelForImageTextToText.from_pretrained(tmp_path)

@@ -13,7 +13,7 @@ from torch import Tensor
 import mmspec
 from mmspec.drafters.neural.feature_head import FEATURE_HEAD
 from mmspec.modalities.common.doctor_tokens import skeleton
-from mmspec.modalities.common.families import reader
+from mmspec.modalities.common.families import make_reader
 from mmspec.models.loading import load_causal
 from mmspec.trees import Tree
 from tests.covering import covering
@@ -53,7 +53,7 @@ def request(batch: str, kind: str) -> tuple[dict[str, Tensor], Tensor]:
     if kind != "words":
         given["pixel_values"] = torch.randn(len(pads), 6, SIDE, SIDE, generator=generator)
     if kind == "marked":
-        given = policy().completed(given)
+        given = policy().add_image_ids(given)
     settings: Any = {"max_new_tokens": ROOM, "do_sample": False}
     return given, policy().generate(**given, **settings)
 
@@ -66,7 +66,7 @@ def bound(recipe: str, shape: str) -> mmspec.Accelerated:
     }
     drafter = {"coupled": partner(), "eagle": None}.get(recipe)
     if recipe == "eagle":
-        drafter = FEATURE_HEAD.random(reader(policy()), 0)
+        drafter = FEATURE_HEAD.random(make_reader(policy()), 0)
     given = {} if drafter is None else {"drafter": drafter}
     return mmspec.accelerate(policy(), recipe, **given, **shapes[shape])
 
@@ -183,5 +183,5 @@ def test_folders_load_without_code_of_theirs(tmp_path: Path) -> None:
 def test_a_prompt_with_image_ids_and_no_picture_is_refused() -> None:
     given, _ = request("one", "marked")
     fast = bound("plain", "")
-    with pytest.raises(ValueError, match="no picture was given"):
+    with pytest.raises(ValueError, match="no image was given"):
         fast.generate(input_ids=given["input_ids"], max_new_tokens=2)

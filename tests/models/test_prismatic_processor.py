@@ -19,8 +19,8 @@ from mmspec.models.prismatic_config import OpenVLAConfig
 from mmspec.models.prismatic_processor import (
     PrismaticImageProcessor,
     PrismaticProcessor,
-    cropped,
-    letterboxed,
+    crop_center,
+    letterbox,
 )
 from tests.toys import prismatic as toys
 from tests.toys.prismatic import PATCHES, SIDE
@@ -95,20 +95,20 @@ def test_every_tower_sees_what_timm_shows_it(size: tuple[int, int]) -> None:
 
 
 def test_an_odd_border_is_a_pixel_less_on_both_sides() -> None:
-    assert letterboxed(picture(90, 71), (0, 0, 0)).size == (90, 89)
+    assert letterbox(picture(90, 71), (0, 0, 0)).size == (90, 89)
 
 
 def test_the_middle_is_kept_and_brought_back_to_size() -> None:
     marked = Image.new("RGB", (100, 100))
     marked.paste((255, 255, 255), (40, 40, 60, 60))
-    found = np.asarray(cropped(marked, 0.25))
+    found = np.asarray(crop_center(marked, 0.25))
     assert found.shape == (100, 100, 3)
     assert found[32:68, 32:68].min() == 255  # twice as large
     assert found[:28].max() == found[72:].max() == 0
     shown = picture()
-    assert np.array_equal(np.asarray(cropped(shown, 1.0)), np.asarray(shown))
+    assert np.array_equal(np.asarray(crop_center(shown, 1.0)), np.asarray(shown))
     whole, middle = images("resize-naive"), images("resize-naive", crop_area=0.9)
-    by_hand = whole(cropped(shown, 0.9))["pixel_values"]
+    by_hand = whole(crop_center(shown, 0.9))["pixel_values"]
     assert torch.equal(middle(shown)["pixel_values"], by_hand)
     assert not torch.equal(whole(shown)["pixel_values"], by_hand)
 
@@ -138,11 +138,11 @@ def test_one_picture_in_every_form() -> None:
 @pytest.mark.parametrize(
     ("wrong", "kind", "says"),
     [
-        ("scene.png", TypeError, "a str is no picture"),
+        ("scene.png", TypeError, "a str is not an image"),
         (np.zeros((4, 5), np.uint8), ValueError, r"\(4, 5\)"),
         (np.zeros((4, 5, 4), np.uint8), ValueError, r"\(4, 5, 4\)"),
         (torch.zeros(3, 0, 5), ValueError, r"\(3, 0, 5\)"),
-        (np.full((4, 5, 3), 7, np.int64), ValueError, "int64 holds 7 to 7"),
+        (np.full((4, 5, 3), 7, np.int64), ValueError, "int64 has values 7 to 7"),
         (torch.full((3, 4, 5), 1.5), ValueError, "1.5"),
         (torch.full((3, 4, 5), float("nan")), ValueError, "nan"),
         (None, TypeError, "NoneType"),
@@ -172,7 +172,7 @@ def test_rows_are_padded_on_the_left_and_hold_their_pictures(
     assert out.shape[1] == alone["input_ids"].shape[1] + 2
 
 
-def test_public_prompts_are_told_the_same(policy: Any, processor: PrismaticProcessor) -> None:
+def test_public_prompts_are_encoded_the_same(policy: Any, processor: PrismaticProcessor) -> None:
     """Without the number of patches the model puts the picture's ids in itself."""
     public = PrismaticProcessor(processor.image_processor, words())
     asked, shown = ["reach", "reach the red cube"], [picture(), picture()]
@@ -211,8 +211,8 @@ def test_llamas_empty_token_stands_at_the_end() -> None:
     [
         ("  ", 1, "instruction is empty"),
         (["reach", ""], 2, "instruction is empty"),
-        (["reach", "take"], 1, "1 pictures for 2 prompts"),
-        ("reach", 2, "2 pictures for 1 prompts"),
+        (["reach", "take"], 1, "1 images for 2 prompts"),
+        ("reach", 2, "2 images for 1 prompts"),
     ],
 )
 def test_requests_that_do_not_fit_are_refused(
@@ -284,7 +284,7 @@ def test_saved_folder_comes_back(tmp_path: Path, policy: Any) -> None:
         ({"interpolations": ["bicubic", "bicubic"]}, "interpolations has 2"),
         (
             {"tvf_normalize_params": [{"mean": [0.1] * 3, "std": [0.5] * 3}]},
-            "other colours",
+            "differs from means and stds",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from transformers.models.janus.modeling_janus import JanusVQVAE
 
 from mmspec.models.llamagen_vq import LlamaGenVQ, LlamaGenVQConfig
 from mmspec.models.vqgan_decoder import VQGANDecoder
-from tests.toys import painters
+from tests.toys import image_models
 
 SHAPE: dict[str, Any] = {"embed_dim": 8, "num_embeddings": 40, "latent_channels": 8}
 LEVELS: dict[str, Any] = {"base_channels": 32, "channel_multiplier": [1, 2, 2], "num_res_blocks": 2}
@@ -38,12 +38,12 @@ def test_codes_become_the_pixels_of_transformers_janus() -> None:
 
 
 def test_a_chameleon_carries_the_decoder_under_the_names_of_the_original() -> None:
-    toy = painters.chameleon()
+    toy = image_models.chameleon()
     names = {name for name in toy.state_dict() if ".vqmodel.decoder." in name}
     ends = ("mid.attn_1.q.weight", "up.1.upsample.conv.weight", "up.0.block.1.norm2.bias")
     assert {f"model.vqmodel.decoder.{end}" for end in ends} <= names
     assert not [name for name in names if ".up.0.upsample" in name or ".attn." in name]
-    theirs = set(painters.stock_chameleon().state_dict())
+    theirs = set(image_models.stock_chameleon().state_dict())
     assert set(toy.state_dict()) - names == theirs
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import mmspec
-from mmspec.modalities.common.families import reader as vlm_reader
-from mmspec.targets.tokens.inputs import control_ids
+from mmspec.modalities.common.families import make_reader
+from mmspec.targets.tokens.context import control_ids
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.coarse_groups import CoarseGroups
 from mmspec.verifiers.recursive import Recursive
@@ -55,7 +55,7 @@ def test_control_ids_of_the_model_and_of_the_user_are_exempt() -> None:
     rule = rule_of(bound("ssd", control=(11, 12)))
     assert isinstance(rule, AdditiveTolerance)
     toy = toys.model("llama")
-    reader = vlm_reader(toys.model("llama"))
+    reader = make_reader(toys.model("llama"))
     named = vars(toy.config) | vars(toy.generation_config)
     ids = {named[f"{kind}_token_id"] for kind in ("pad", "bos", "eos")} - {None}
     assert ids <= control_ids(reader)
@@ -67,7 +67,7 @@ def test_groups_are_made_of_the_model_s_embeddings() -> None:
     assert isinstance(rule, CoarseGroups)
     rows = toys.model("llama").get_input_embeddings().weight
     unit = torch.nn.functional.normalize(rows.double(), dim=-1)
-    alone = sorted(control_ids(vlm_reader(toys.model("llama"))) | {11})
+    alone = sorted(control_ids(make_reader(toys.model("llama"))) | {11})
     near = unit @ unit.T >= 0.3
     near[alone] = near[:, alone] = False
     near.fill_diagonal_(True)

@@ -77,7 +77,9 @@ def test_answers_of_two_actions_are_whole(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in NAMES if name != "openvla-ar"])
 def test_a_model_that_is_no_policy_is_refused(name: str) -> None:
     plan = recipes.get(name)
-    with pytest.raises(ValueError, match="the model says nothing about that; give actions="):
+    with pytest.raises(
+        ValueError, match="needs an action space, and the model has none; give actions="
+    ):
         tokens.bind(reader("llava"), plan, drafter_for(plan), {})
 
 

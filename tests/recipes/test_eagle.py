@@ -1,4 +1,4 @@
-"""EAGLE and EAGLE-2 sample the target's own distribution, and their trees are the published ones."""
+"""EAGLE and EAGLE-2 sample the target's distribution, on the published trees."""
 
 from __future__ import annotations
 
@@ -10,10 +10,15 @@ import mmspec
 from mmspec import recipes
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square
-from mmspec.bench.tiny import joint, random_drafter, request, tiny
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
+from mmspec.modalities.common.tiny_models import (
+    joint_distribution,
+    random_drafter,
+    request,
+    tiny_llama,
+)
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
 
@@ -43,7 +48,7 @@ def test_the_joint_distribution_of_four_tokens_is_the_targets(recipe: str) -> No
     assert abs(z_score(recipe, 3_000)) < 3
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("recipe", ["eagle", "eagle-2"])
 def test_the_joint_distribution_on_many_sequences(recipe: str) -> None:
     assert abs(z_score(recipe, 150_000, first=10_000_000)) < 3
@@ -55,7 +60,7 @@ def test_a_correction_from_the_target_distribution_is_seen() -> None:
 
 
 def z_score(recipe: str, rows: int, first: int = 0, wrong: bool = False) -> float:
-    target, room, size = tiny(4, seed=3), 4, 4
+    target, room, size = tiny_llama(4, seed=3), 4, 4
     verifier = Recursive(FromTarget()) if wrong else None
     tree = [2, 2, 1] if recipe == "eagle" else DynamicTree(3, 2, 5, (Kind.DET,))
     fast = mmspec.accelerate(
@@ -65,7 +70,7 @@ def z_score(recipe: str, rows: int, first: int = 0, wrong: bool = False) -> floa
         tree=tree,
         verifier=verifier,
     )
-    distribution, batch = joint(target, room).flatten(), 3000
+    distribution, batch = joint_distribution(target, room).flatten(), 3000
     counts = torch.zeros_like(distribution)
     powers = size ** torch.arange(room - 1, -1, -1)
     for start in range(first, first + rows, batch):

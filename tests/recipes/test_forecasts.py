@@ -16,7 +16,7 @@ from mmspec.targets.continuous.forecast_error import l1
 from mmspec.targets.continuous.forecast_schedule import Cadence, DecayingThreshold
 from mmspec.verifiers.forecast_gate import ForecastGate
 from tests.covering import covering
-from tests.toys.pipelines import asked, pipeline
+from tests.toys.pipelines import build_request, pipeline
 
 NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which nothing is forecast
     "speca": {"base": -1.0, "decay": 1.0, "floor": -1.0, "least": 0, "warm_up": 1},
@@ -26,7 +26,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which nothing is forecast
 
 
 def _picture(pipe: Any, name: str, **extra: Any) -> Tensor:
-    output = pipe(**asked(name, 2), num_inference_steps=6, output_type="pt", **extra)
+    output = pipe(**build_request(name, 2), num_inference_steps=6, output_type="pt", **extra)
     found = output.frames if "frames" in output else output.images
     return torch.as_tensor(found)
 
@@ -58,7 +58,7 @@ def test_published_settings_are_options_of_their_recipe(
 ) -> None:
     fast: Any = mmspec.accelerate(pipeline("dit"), name, **presets[model])
     bound = fast.session.runner.forecasting
-    assert bound.how.order == {"dit": 4, "flux": 2, "hunyuan-video": 1}[model]
+    assert bound.extrapolation.order == {"dit": 4, "flux": 2, "hunyuan-video": 1}[model]
     assert bound.gate.schedule.warm_up == (1 if model == "hunyuan-video" else 3)
     assert not bound.gate.per_sample
     assert bound.gate.rollback is (name == "taylorseer")  # which checks nothing
@@ -80,13 +80,13 @@ def test_options_and_verifiers_reach_the_gate() -> None:
     bound = fast.session.runner.forecasting
     assert bound.gate.schedule == DecayingThreshold(base=0.3, most=7)
     assert bound.gate.metric == l1
-    assert bound.how.order == 3
+    assert bound.extrapolation.order == 3
     assert bound.gate.rollback
     assert bound.gate.per_sample
     fast = mmspec.accelerate(pipe, "speca", rollback=False, per_sample=False, lite=True)
     assert not fast.session.runner.forecasting.gate.rollback
     assert not fast.session.runner.forecasting.gate.per_sample
-    assert fast.session.runner.forecasting.how.lite
+    assert fast.session.runner.forecasting.extrapolation.lite
     own = ForecastGate(Cadence(2, 1), per_sample=False)
     fast = mmspec.accelerate(pipe, "speca", verifier=own)
     assert fast.session.runner.forecasting.gate is own
@@ -104,5 +104,7 @@ def test_options_and_verifiers_reach_the_gate() -> None:
 )
 def test_a_threshold_is_a_number(name: str, given: dict[str, Any]) -> None:
     option, value = next(iter(given.items()))
-    with pytest.raises(ValueError, match=f"^{option}={value!r} is no number; give one, such as 0"):
+    with pytest.raises(
+        ValueError, match=f"^{option}={value!r} must be a number; give one, such as 0"
+    ):
         mmspec.accelerate(pipeline("dit"), name, **given)

@@ -12,7 +12,7 @@ from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.codes.episodes import Episode
 from mmspec.codes.trajectories import Retrieved, Trajectories
 from mmspec.draft import Draft
-from mmspec.drafters.actions.retrieval import FoundMoments, Retrieval
+from mmspec.drafters.actions.retrieval import Retrieval, RetrievedMoments
 from mmspec.verifiers.similarity_gate import SimilarityGate
 from tests.toys.policies import SCENES, SPACE, act, plain, remembering, robot, store
 
@@ -43,23 +43,25 @@ def test_what_was_stored_of_a_scene_is_drafted_there() -> None:
         assert [kept.accepted[0] for kept in rounds] == [0, 5]
 
 
-def retrieval(actions: list[list[list[int]]], **more: Any) -> tuple[Retrieval, list[FoundMoments]]:
+def retrieval(
+    actions: list[list[list[int]]], **more: Any
+) -> tuple[Retrieval, list[RetrievedMoments]]:
     """A drafter beside what it found: the whole answers of some neighbours."""
-    return Retrieval(SPACE, store(), **more), [FoundMoments(actions[0], 0.9, 0.1)]
+    return Retrieval(SPACE, store(), **more), [RetrievedMoments(actions[0], 0.9, 0.1)]
 
 
 class _Context:
     """As much of a context as a retrieval asks for when it drafts."""
 
-    def __init__(self, said: int, room: int = 7) -> None:
-        self.batch, self.said = 1, said
+    def __init__(self, num_generated: int, room: int = 7) -> None:
+        self.batch, self._num_generated = 1, num_generated
         self.history, self.finished, self.device = ([5] * 9,), (False,), torch.device("cpu")
-        self.request = type("Asked", (), {"room": room})()
+        self.request = type("Request", (), {"max_new_tokens": room})()
 
-    def generated(self, row: int) -> int:
-        return self.said
+    def num_generated(self, row: int) -> int:
+        return self._num_generated
 
-    def nothing(self) -> Draft:
+    def empty_draft(self) -> Draft:
         return Draft.empty(1, self.device)
 
 
@@ -78,7 +80,7 @@ A, B = [21, 22, 23, 31, 32, 33, 41], [51, 52, 53, 61, 62, 63, 71]
 def test_groups_of_different_neighbours_are_combined_and_grippers_are_not() -> None:
     drafter, found = retrieval([[A, B]], whole=True)
     context: Any = _Context(1)
-    draft = drafter.drafted(context, found, [True])
+    draft = drafter.draft_rows(context, found, [True])
     assert draft.tokens[0, :6].tolist() == A[1:]  # the nearest action, whole
     assert isinstance(draft.extras, Retrieved)
     assert draft.extras.length.tolist() == [6]
@@ -86,7 +88,7 @@ def test_groups_of_different_neighbours_are_combined_and_grippers_are_not() -> N
     wanted = {(*p[1:3], *r[3:6]) for p in (A, B) for r in (A, B)}
     assert cut == wanted
     deep: Any = _Context(1, 14)
-    chains = paths(drafter.drafted(deep, [FoundMoments([A * 2, B * 2], 0.9, 0.1)], [True]))
+    chains = paths(drafter.draft_rows(deep, [RetrievedMoments([A * 2, B * 2], 0.9, 0.1)], [True]))
     assert {line[5] for line in chains if line[0] == 22} == {41}  # the position's own gripper
     assert {line[5] for line in chains if line[0] == 52} == {71}
 
@@ -94,10 +96,10 @@ def test_groups_of_different_neighbours_are_combined_and_grippers_are_not() -> N
 def test_without_a_gate_no_node_is_drafted_that_cannot_be_kept() -> None:
     drafter, found = retrieval([[A, B]])
     context: Any = _Context(3)
-    assert paths(drafter.drafted(context, found, [True])) == {(31, 32, 33), (61, 62, 63)}
+    assert paths(drafter.draft_rows(context, found, [True])) == {(31, 32, 33), (61, 62, 63)}
     last: Any = _Context(6)
-    assert drafter.drafted(last, found, [True]).nodes == 0
-    assert drafter.drafted(context, found, [False]).nodes == 0
+    assert drafter.draft_rows(last, found, [True]).nodes == 0
+    assert drafter.draft_rows(context, found, [False]).nodes == 0
 
 
 def test_the_way_a_robot_moves_decides_who_drafts() -> None:
@@ -141,9 +143,9 @@ def test_alike_moments_are_done_again_unread() -> None:
         calls.append(sum(kept.calls for kept in rounds))
         if calls[-1] == 0:
             first = plain(1)[0][0]  # the prefill's
-            assert found[0] == [first, *SPACE.tokens(held.actions[0]).tolist()[1:]]
-            assert sum(len(kept.tokens[0]) for kept in rounds if kept.skips) == 6
-        episode.observe(SPACE.values(torch.tensor(found[0])))
+            assert found[0] == [first, *SPACE.encode(held.actions[0]).tolist()[1:]]
+            assert sum(len(kept.tokens[0]) for kept in rounds if kept.is_unverified) == 6
+        episode.observe(SPACE.decode(torch.tensor(found[0])))
     assert [bool(one) for one in calls] == [False] * 4 + [True] + [False] * 2
 
 
@@ -154,7 +156,7 @@ def test_thresholds_decide_row_by_row() -> None:
     episodes = [moving(), moving()]  # the second row's prompt is not stored
     found, rounds = act(bound, episodes)
     assert [bool(row) for row in rounds[1].tokens] == [True, False]
-    assert rounds[1].skips
+    assert rounds[1].is_unverified
     assert found[0] == known
     assert [episode.skips for episode in episodes] == [1, 0]
     assert held.count == 72
@@ -170,7 +172,7 @@ def test_a_distance_keeps_the_gate_shut() -> None:
             episode.observe(torch.rand(7), torch.full((2,), place))
         bound = robot("heisd", **QUICK, theta=0.9, delta=1.0, store=placed)
         _, rounds = act(bound, [episode])  # the stored moment of scene 0 is at 0
-        assert any(kept.skips for kept in rounds) == skips
+        assert any(kept.is_unverified for kept in rounds) == skips
     episode = Episode(SPACE)
     for _ in range(16):
         episode.observe(torch.rand(7), torch.zeros(3))
@@ -179,7 +181,7 @@ def test_a_distance_keeps_the_gate_shut() -> None:
 
 
 def test_the_threshold_learns_from_how_tasks_end() -> None:
-    gate = SimilarityGate(0.8, 1.0, least=0.2)
+    gate = SimilarityGate(0.8, 1.0, min_theta=0.2)
     assert gate.threshold([]) == 0.8
     assert gate.threshold([True]) == pytest.approx(0.74)
     assert gate.threshold([False]) == pytest.approx(0.81)
@@ -198,16 +200,16 @@ def test_a_threshold_above_every_cosine_stays_there() -> None:
     episode.outcomes = [True] * 9
     found, rounds = act(bound, [episode])
     assert found == plain(1)
-    assert not any(kept.skips for kept in rounds)
+    assert not any(kept.is_unverified for kept in rounds)
     assert SimilarityGate(2.0, 1.0).threshold([False, True]) == 2.0
 
 
 def test_thresholds_come_from_the_store() -> None:
-    similarity, _ = store().matches
-    gate = SimilarityGate.measured(store())
+    similarity, _ = store().nearest_matches
+    gate = SimilarityGate.from_store(store())
     assert gate.theta == pytest.approx(float(similarity.quantile(0.9)))
-    assert gate.least == pytest.approx(float(similarity.min()))
-    assert SimilarityGate.measured(store(), 0.5, 3.0).theta == 0.5
+    assert gate.min_theta == pytest.approx(float(similarity.min()))
+    assert SimilarityGate.from_store(store(), 0.5, 3.0).theta == 0.5
 
 
 def test_a_folder_may_hold_the_store(tmp_path: Path) -> None:
@@ -218,16 +220,16 @@ def test_a_folder_may_hold_the_store(tmp_path: Path) -> None:
 
 
 def test_what_does_not_fit() -> None:
-    other = ActionSpace.of({"q01": [0, 0], "q99": [1, 1]}, ActionCodes(140, 128))
+    other = ActionSpace.from_statistics({"q01": [0, 0], "q99": [1, 1]}, ActionCodes(140, 128))
     cases: list[tuple[Any, str]] = [
-        (lambda: robot("retrieval", store=None), "no stored trajectories to look in; give store="),
-        (lambda: robot("heisd", store=None), "no stored trajectories to look in; give store="),
+        (lambda: robot("retrieval", store=None), "no stored trajectories; give store="),
+        (lambda: robot("heisd", store=None), "no stored trajectories; give store="),
         (lambda: robot("retrieval", store=5), "store=5 is neither Trajectories nor a folder"),
         (lambda: robot("retrieval", store="nowhere"), "nowhere holds no stored trajectories"),
         (lambda: robot("retrieval", neighbours=0), "neighbours=0"),
         (lambda: Retrieval(other, store()), "stored actions have 7 components, .* policy 2"),
         (lambda: SimilarityGate(0.5, -1.0), "delta=-1.0 is no distance"),
-        (lambda: SimilarityGate(0.5, 1.0, most=0), "most_skips=0"),
+        (lambda: SimilarityGate(0.5, 1.0, max_skips=0), "most_skips=0"),
     ]
     for make, words in cases:
         with pytest.raises(ValueError, match=words):

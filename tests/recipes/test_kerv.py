@@ -30,12 +30,12 @@ def test_the_rest_of_a_refused_action_is_the_filter_s() -> None:
     found, rounds = act(robot("kerv", **STRICT), [episode])
     (wanted,) = plain(1)
     assert [kept.calls for kept in rounds] == [0, 1, 0]
-    assert rounds[2].skips
+    assert rounds[2].is_unverified
     said = len(rounds[0].tokens[0]) + len(rounds[1].tokens[0])
     assert 2 <= said < 7
     assert found[0][:said] == wanted[:said]  # untouched
     ahead = ConstantVelocity().ahead(episode.recent(10), 1)[0].clamp(-1, 1)
-    tail = SPACE.tokens(torch.cat((ahead[:6], episode.actions[-1][6:])))
+    tail = SPACE.encode(torch.cat((ahead[:6], episode.actions[-1][6:])))
     assert found[0][said:] == tail[said:].tolist()
     assert len(found[0]) == 7
 
@@ -46,9 +46,9 @@ def test_a_completed_robot_is_locked_out() -> None:
     for _ in range(11):
         step = episode.step
         found, rounds = act(bound, [episode])
-        if any(kept.skips for kept in rounds):
+        if any(kept.is_unverified for kept in rounds):
             completed.append(step)
-        episode.observe(SPACE.values(torch.tensor(found[0])))
+        episode.observe(SPACE.decode(torch.tensor(found[0])))
     assert completed == [12, 17, 22]
 
 
@@ -64,19 +64,19 @@ def test_a_robot_that_did_too_little_is_not_completed() -> None:
     for steps in (0, 1):
         found, rounds = act(robot("kerv", **STRICT), [wandering(steps)])
         assert found == plain(1)
-        assert not any(kept.skips for kept in rounds)
+        assert not any(kept.is_unverified for kept in rounds)
 
 
 def test_rows_are_completed_each_by_itself() -> None:
     locked = wandering()
-    locked.locked = 99
+    locked.locked_until = 99
     found, rounds = act(robot("kerv", **STRICT), [wandering(seed=1), locked, Episode(SPACE)])
     wanted = plain(3)
     assert found[1:] == wanted[1:]
     assert found[0] != wanted[0]
-    skipped = [kept for kept in rounds if kept.skips]
+    skipped = [kept for kept in rounds if kept.is_unverified]
     assert [bool(row) for row in skipped[0].tokens] == [True, False, False]
-    assert locked.locked == 99
+    assert locked.locked_until == 99
 
 
 def test_every_fourth_action_is_ended_as_released() -> None:
@@ -86,22 +86,22 @@ def test_every_fourth_action_is_ended_as_released() -> None:
         found, rounds = act(bound, [episode])
         assert len(found[0]) == 7
         calls = sum(kept.calls for kept in rounds)
-        if any(kept.skips for kept in rounds):
+        if any(kept.is_unverified for kept in rounds):
             completed.append(step)
             assert calls == 1  # a single verified draft
-        episode.observe(SPACE.values(torch.tensor(found[0])))
+        episode.observe(SPACE.decode(torch.tensor(found[0])))
     assert completed == [3, 7, 11]
 
 
 def test_occasions() -> None:
     episode = wandering(7)
-    assert OnRefusal().comes(episode, True)
-    assert not OnRefusal().comes(episode, False)
-    episode.locked = 8
-    assert not OnRefusal().comes(episode, True)
-    assert EveryFew(4).comes(episode, False)
-    assert not EveryFew(3).comes(episode, True)
-    with pytest.raises(ValueError, match="period=0 steps; give 1"):
+    assert OnRefusal().is_due(episode, True)
+    assert not OnRefusal().is_due(episode, False)
+    episode.locked_until = 8
+    assert not OnRefusal().is_due(episode, True)
+    assert EveryFew(4).is_due(episode, False)
+    assert not EveryFew(3).is_due(episode, True)
+    with pytest.raises(ValueError, match="period=0 must be 1"):
         EveryFew(0)
 
 
@@ -109,8 +109,8 @@ def test_the_radius_of_an_episode_moves_with_what_was_kept() -> None:
     """Through the loop: kept tokens that are off are noted, and the next radius is smaller."""
     bound, episode = robot("kerv", least=0.0, most=127.0, lockout=float("inf")), wandering()
     act(bound, [episode])
-    assert episode.noted
-    assert max(episode.noted) > 0
+    assert episode.step_deviations
+    assert max(episode.step_deviations) > 0
     episode.observe(torch.zeros(7))
     assert episode.deviations[-1] > 0
     radius = bound.verifier.radius  # type: ignore[attr-defined]
@@ -122,7 +122,7 @@ def test_the_radius_of_an_episode_moves_with_what_was_kept() -> None:
     [
         ({"lockout": -1.0}, "lockout=-1"),
         ({"motion": "still"}, "motion='still' is not known"),
-        ({"least": 9.0, "most": 5.0}, "least=9.0 is no number of at least 0 and at most 5"),
+        ({"least": 9.0, "most": 5.0}, "least=9.0 must be a number of at least 0 and at most 5"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:

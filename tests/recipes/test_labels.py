@@ -27,27 +27,28 @@ from torch import Tensor
 
 from mmspec import recipes
 from mmspec import verifiers as shelves
-from mmspec.api import Accelerated, accelerate
+from mmspec.accelerated import Accelerated
+from mmspec.api import accelerate
 from mmspec.bench import certify
 from mmspec.bench.enumeration import TOLERANCE
 from mmspec.bench.frequency import chi_square, p_value, refuse_fallback
-from mmspec.bench.tiny import PROMPT, random_drafter, request
 from mmspec.distributions.sampling import guide
 from mmspec.draft import Gate, Kind, RuleSchedule, Verifier
 from mmspec.drafters.denoising.window import Window
 from mmspec.drafters.jacobi import suffix
-from mmspec.drafters.jacobi.suffix import Suffix
-from mmspec.modalities.diffusion import toys as chains
-from mmspec.modalities.image import toys as drawing
-from mmspec.modalities.vlm import toys as writing
-from mmspec.recipe import Deferred, Kit, Recipe
+from mmspec.drafters.jacobi.suffix import SuffixPolicy
+from mmspec.modalities.common.tiny_models import PROMPT, random_drafter, request
+from mmspec.modalities.diffusion import tiny_models as chains
+from mmspec.modalities.image import tiny_models as drawing
+from mmspec.modalities.vlm import tiny_models as writing
+from mmspec.recipe import CTC_HEAD, Deferred, Kit, Recipe
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
-from mmspec.verifiers.enumeration import ancestral, joint
+from mmspec.verifiers.enumeration import ancestral_joint, enumerate_joint
 from mmspec.verifiers.recursive import Recursive
-from tests.drafters.test_jacobi import P, Q, slots
+from tests.drafters.jacobi.test_suffix import P, Q, slots
 from tests.toys import policies
-from tests.verifiers.drawn_distributions import by_prefix
+from tests.verifiers.random_distributions import by_prefix
 
 ROOT = Path(__file__).resolve().parents[2]
 SIDE = 10  # codes in a row: more than the window of any recipe that writes rows side by side
@@ -69,7 +70,7 @@ class Said:
     distributions: Tensor  # (B, N, V) float64
 
     def differs(self) -> bool:
-        """Whether tokens are likelier or less likely than the distribution has it, or in other places."""
+        """Whether token frequencies differ from the distribution, or their positions do."""
         log = self.distributions.log()
         mean = (self.distributions * log).sum(-1)
         spread = (self.distributions * (log - mean[..., None]).square()).sum().sqrt()
@@ -88,7 +89,7 @@ class Said:
 
 @lru_cache(maxsize=1)
 def painter() -> Any:
-    return drawing.tiny_painter(side=SIDE)
+    return drawing.tiny_model(side=SIDE)
 
 
 def on_pictures(plan: Recipe) -> Accelerated:
@@ -100,7 +101,7 @@ def on_pictures(plan: Recipe) -> Accelerated:
 
 @torch.no_grad()
 def drawn(fast: Accelerated) -> Said:
-    out = fast.generate_images(**drawing.painted(PICTURES), **drawing.SETTINGS, seed=0)
+    out = fast.generate_images(**drawing.class_request(PICTURES), **drawing.SETTINGS, seed=0)
     refuse_fallback(out.stats)
     model, codes, both = fast.model, out.sequences, []
     for number in (drawing.CLASS, model.config.num_classes):
@@ -112,7 +113,7 @@ def drawn(fast: Accelerated) -> Said:
 
 
 def on_texts(plan: Recipe) -> Accelerated:
-    return writing.bound(plan, 0)
+    return writing.bind_recipe(plan, 0)
 
 
 @torch.no_grad()
@@ -174,14 +175,14 @@ def enumerated(verifier: Verifier) -> bool | None:
 def deviates(verifier: Verifier) -> bool | None:
     worst, size = 0.0, drawing.CODES
     kinds = [kind for kind in verifier.kinds if kind is not Kind.RACE]
-    trees = [Tree.chain(1), Tree.chain(2), *[Tree.branching([2])][: verifier.trees]]
+    trees = [Tree.chain(1), Tree.chain(2), *[Tree.branching([2])][: verifier.uses_trees]]
     try:
         for tree, kind, distributions, seed in product(trees, kinds, (by_prefix, smooth), range(3)):
             if worst > TOLERANCE:  # the smallest tree that shows it is enough
                 break
             p, q = distributions(seed, size), distributions(seed + 1000, size)
-            found = joint(p, q, verifier, tree, kind)
-            worst = max(worst, float((found - ancestral(p, tree.depth + 1)).abs().max()))
+            found = enumerate_joint(p, q, verifier, tree, kind)
+            worst = max(worst, float((found - ancestral_joint(p, tree.depth + 1)).abs().max()))
     except ValueError:  # noise of positions, or cells of a picture
         return None
     return worst > TOLERANCE if kinds else None
@@ -225,7 +226,7 @@ def is_proved(plan: Recipe) -> bool:
     return plan.exact and plan.gate is None and isinstance(plan.verifier, Coupled)
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("name", "everywhere"),
     [
@@ -260,12 +261,12 @@ GATED = {name: recipes.get(name) for name in recipes.names()}
 GATES = [
     name
     for name, one in GATED.items()
-    if one.gate is not None and one.decodes == "tokens" and not one.hears
+    if one.gate is not None and one.decodes == "tokens" and CTC_HEAD not in one.needs
 ]
 ACTING = [name for name in recipes.names("actions") if GATED[name].gate is not None]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", GATES)
 def test_a_gate_alone_is_what_the_recipe_says(name: str) -> None:
     """Beside a verifier that is exact; every gate that there is stands in some recipe."""
@@ -286,7 +287,7 @@ def gates() -> list[type[Gate]]:
     return [kind for kind in found if issubclass(kind, Gate) and not isabstract(kind)]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", [*recipes.names("latents"), *recipes.names("patches")])
 def test_a_recipe_of_numbers_is_what_it_says(name: str) -> None:
     """What is made of its options is judged by its own label."""
@@ -301,9 +302,9 @@ def strays(plan: Recipe) -> bool:
     if not isinstance(plan.execution, Window):
         return False
     noisy = chains.settings()[0]
-    still = noisy.kernel.deterministic(torch.ones(noisy.kernel.steps, dtype=torch.bool))
+    still = noisy.kernel.deterministic(torch.ones(noisy.kernel.num_steps, dtype=torch.bool))
     silent = replace(noisy, kernel=still)
-    found, wanted = chains.sample(plan, silent, range(4)), chains.by_hand(silent, range(4))
+    found, wanted = chains.sample(plan, silent, range(4)), chains.sample_reference(silent, range(4))
     return not torch.allclose(found.states, wanted.states, atol=1e-4)
 
 
@@ -311,8 +312,10 @@ POLICIES = [kind() for kind in labelled(suffix, "records_distribution")]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)
-def test_the_distribution_of_a_redrawn_token_is_recorded_where_that_is_said(policy: Suffix) -> None:
-    """Given the distribution that is stored with it, a token must be a draw from that very distribution."""
+def test_the_distribution_of_a_redrawn_token_is_recorded_where_that_is_said(
+    policy: SuffixPolicy,
+) -> None:
+    """A token must be a sample of the distribution that is stored with it."""
     before, noise = slots(40_000, P, Q)
     tokens, distribution = policy.redraw(before, noise.at_round(1))
     each, which = distribution.probs[:, 0].unique(dim=0, return_inverse=True)
@@ -332,7 +335,7 @@ def test_a_recipe_is_as_exact_as_what_its_drafter_records(reuse: str) -> None:
     assert fast.recipe.exact == suffix.REUSE[reuse](1.0).records_distribution
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_every_label_belongs_to_a_part_that_was_measured() -> None:
     """Most stand in a recipe; rules are judged without its walk, and what is left by itself."""
     reached = {repr(one): one for n in recipes.names() for part in parts(n) for one in inside(part)}
@@ -342,7 +345,9 @@ def test_every_label_belongs_to_a_part_that_was_measured() -> None:
     losses = {type(one) for one in rules if enumerated(Recursive(one))}
     for rule in rules:  # one that says lossy differs on some model
         assert rule.lossless == (type(rule) not in losses), rule
-    apart = [one.verifier for one in GATED.values() if one.hears]  # these have tests of their own
+    apart = [
+        one.verifier for one in GATED.values() if CTC_HEAD in one.needs
+    ]  # these have tests of their own
     for kind in labels - {type(one) for one in (*reached.values(), *apart)}:
         alone = Recursive(kind()) if "accept" in vars(kind) else kind()
         told = enumerated(alone) if Kind.DET in alone.kinds else None

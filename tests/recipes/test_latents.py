@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from mmspec import recipes
-from mmspec.distributions.gaussian import Driving
+from mmspec.distributions.gaussian import DrivingNoise
 from mmspec.distributions.kernels import GaussianKernel
 from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.denoising.window import Window
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.continuous.denoising import ChainTarget
 from tests.chains import vp_grid
-from tests.drafters.denoising import Run, Steep, Varying, denoiser, run, surprise
+from tests.drafters.denoising.toy_chains import Run, Steep, Varying, denoiser, run, surprise
 
 NAMES = tuple(
     name for name in recipes.names("latents") if isinstance(recipes.get(name).execution, Window)
@@ -75,7 +75,7 @@ def test_predicted_deviations_are_exact_or_refused_before_anything_runs(name: st
         return
     done = ran(name, network, batch=600)
     assert surprise(done) < 4.5
-    assert done.calls < 2 * STEEP.kernel.steps  # the slowest of 600 rows, two calls a refusal
+    assert done.calls < 2 * STEEP.kernel.num_steps  # the slowest of 600 rows, two calls a refusal
     accepted = [sum(kept.accepted) for kept in done.rounds]
     assert sum(accepted) > 600
 
@@ -93,10 +93,10 @@ def test_asd_is_the_frozen_clean_sample_bit_for_bit() -> None:
 def test_asd_drafts_euler_steps_of_stochastic_localisation() -> None:
     """y = s x / alpha and y' = y + (s' - s) x0 + (s' - s)^.5 z, s = alpha^2 / sigma^2 (Hu 2025)."""
     network = denoiser(30, d=4)
-    recipe = replace(recipes.get("asd"), execution=Window.fixed(8))
+    recipe = replace(recipes.get("asd"), execution=Window.constant(8))
     done = run(bound(recipe, network)[0], network, shape=(4,))
     draft, start, kernel = done.drafts[0], done.states[:, 0].double(), network.kernel
-    assert isinstance(draft.extras, Driving)
+    assert isinstance(draft.extras, DrivingNoise)
     s = (kernel.alpha / kernel.sigma) ** 2
     first = torch.zeros(1, dtype=torch.int64)
     clean = network.predict(start.float(), first, first).clean.double()
@@ -112,7 +112,7 @@ def test_what_does_not_fit_is_refused_when_it_is_bound() -> None:
     network = denoiser(6)
     recipe = recipes.get("asd")
     with pytest.raises(ValueError, match="window of 9 states is longer than the chain, which has"):
-        bound(replace(recipe, execution=Window.fixed(9)), network)
+        bound(replace(recipe, execution=Window.constant(9)), network)
     with pytest.raises(ValueError, match="root='soon' is not known"):
         bound(recipe, network, root="soon")
     with pytest.raises(ValueError, match="verifies chains"):

@@ -14,7 +14,7 @@ from mmspec.drafters.denoising.window import Constant, Window
 from mmspec.recipe import Recipe
 from mmspec.targets.continuous.denoising import Denoiser
 from mmspec.verifiers.tolerance_window import ToleranceWindow
-from tests.drafters.denoising import CPU, denoiser, plain, run
+from tests.drafters.denoising.toy_chains import CPU, denoiser, plain, run
 from tests.recipes.test_latents import bound
 
 D, STEPS, SEEDS = 16, 50, 12
@@ -28,16 +28,16 @@ def published(
     The window is moved by the sum of its increments, up to and with the first state that moved by
     more than the tolerance times the noise of the step that leaves it.
     """
-    kernel, noise = network.kernel, KeyedNoise.seeded(seed, 1, CPU)
-    drawn = noise.shared(torch.arange(kernel.steps + 1)[None]).normal(D)[0]  # (N + 1, D)
-    states = drawn[:1].expand(kernel.steps + 1, D).clone()
+    kernel, noise = network.kernel, KeyedNoise.from_seed(seed, 1, CPU)
+    drawn = noise.shared_keys(torch.arange(kernel.num_steps + 1)[None]).normal(D)[0]  # (N + 1, D)
+    states = drawn[:1].expand(kernel.num_steps + 1, D).clone()
     scale = torch.cat((kernel.noise_scale[1:], torch.zeros(1)))
     begin = calls = 0
-    while begin < kernel.steps:
-        here = torch.arange(begin, min(begin + window, kernel.steps))
+    while begin < kernel.num_steps:
+        here = torch.arange(begin, min(begin + window, kernel.num_steps))
         inside, after = states[here], states[here + 1]
         clean = network.predict(inside, here, torch.zeros_like(here)).clean
-        moved = kernel.mean(inside, clean, here) + kernel.deviation(here, inside) * drawn[here + 1]
+        moved = kernel.mean(inside, clean, here) + kernel.std_at(here, inside) * drawn[here + 1]
         new = states[begin] + (moved - inside).cumsum(0)
         off = (new - after).square().mean(1) > (tolerance * scale[here]) ** 2
         states[here + 1], states[here[-1] + 1 :] = new, new[-1]
@@ -65,7 +65,7 @@ def test_the_reference_without_tolerance_is_the_sequential_chain() -> None:
     assert calls < STEPS
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_at_as_many_calls_the_error_is_about_the_authors() -> None:
     """Root mean square of the last state, against the sequential chain of the same noise."""
     network, recipe = denoiser(STEPS, D), recipes.get("paradigms")
@@ -89,7 +89,7 @@ def test_at_as_many_calls_the_error_is_about_the_authors() -> None:
     assert most["ours"] < 1.3 * most["theirs, 0.3"]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_the_error_grows_with_the_tolerance() -> None:
     network, errors = denoiser(STEPS, D), []
     for tolerance in (0.0, 0.1, 1.0):

@@ -16,13 +16,15 @@ import mmspec
 from mmspec import recipes
 from mmspec.codes.codebook import Codebook
 from mmspec.draft import Verifier
-from mmspec.recipe import Deferred, Kit, Recipe, resolve
+from mmspec.recipe import CTC_HEAD, Deferred, Kit, Recipe, resolve
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
 from tests.partners import partner
 
 ALL = recipes.names()
-NAMES = [name for name in recipes.names("tokens") if not recipes.get(name).hears]  # have their own
+NAMES = [
+    name for name in recipes.names("tokens") if CTC_HEAD not in recipes.get(name).needs
+]  # have their own
 KINDS = ("tokens", "latents", "patches", "frames", "actions")
 ROOM = 10
 
@@ -36,7 +38,7 @@ def bound(name: str, family: str = "llava") -> mmspec.Accelerated:
     model, options = toys.model(family), dict[str, Any]()
     if "codebook" in recipes.get(name).options:  # this model draws nothing and has none
         rows = torch.randn(20, 3, generator=torch.Generator().manual_seed(0))
-        options["codebook"] = Codebook.at(rows, 10, model.config.text_config.vocab_size)
+        options["codebook"] = Codebook.from_offset(rows, 10, model.config.text_config.vocab_size)
     return mmspec.accelerate(model, name, drafter=drafter, **options)
 
 
@@ -85,7 +87,7 @@ def test_a_recipe_has_its_five_parts(name: str) -> None:
 def is_proved(name: str, how: str) -> bool:
     """Token by token, on ragged rows of this very model: `test_every_exact_recipe`, `..._coupled`.
 
-    What is proved there is run here only by `-m promise`, and so are greedy runs of lossy ones.
+    What is proved there is run here only by `-m exhaustive`, and so are greedy runs of lossy ones.
     """
     plan = recipes.get(name)
     return how == "greedy" or (plan.exact and isinstance(plan.verifier, Coupled))
@@ -96,7 +98,7 @@ RUNS = [
     pytest.param(
         *(name, settings),
         id=f"{name}-{how}",
-        marks=pytest.mark.promise if is_proved(name, how) else (),
+        marks=pytest.mark.exhaustive if is_proved(name, how) else (),
     )
     for name in NAMES
     for how, settings in WAYS.items()

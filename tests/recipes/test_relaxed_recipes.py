@@ -13,7 +13,7 @@ import mmspec
 from mmspec import recipes
 from mmspec.codes.codebook import Codebook
 from mmspec.draft import Kind
-from mmspec.drafters.growth import StaticTree
+from mmspec.drafters.shapes import StaticTree
 from mmspec.modalities.image import families as image
 from mmspec.recipe import Deferred
 from mmspec.verifiers.annealed import Annealed
@@ -23,7 +23,7 @@ from mmspec.verifiers.latent_neighbourhood import AdditiveBound, LatentNeighbour
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
 from tests.partners import noisy
-from tests.toys import painters
+from tests.toys import image_models
 
 POOLING = ("lantern", "lantern-pp")
 SIZE = int(toys.model("llama").config.vocab_size)
@@ -32,7 +32,7 @@ ROOM = 12
 
 def book(size: int = 30, offset: int = 5, vocabulary: int = SIZE) -> Codebook:
     rows = torch.randn(size, 4, generator=torch.Generator().manual_seed(0))
-    return Codebook.at(rows, offset, vocabulary)
+    return Codebook.from_offset(rows, offset, vocabulary)
 
 
 def bound(name: str, **options: Any) -> mmspec.Accelerated:
@@ -42,7 +42,7 @@ def bound(name: str, **options: Any) -> mmspec.Accelerated:
 
 @pytest.mark.parametrize("name", POOLING)
 def test_a_missing_or_wrong_codebook_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"no codebook says .* give codebook="):
+    with pytest.raises(ValueError, match=r"no codebook defines .* give codebook="):
         bound(name)
     with pytest.raises(ValueError, match=f"counts 50 token ids, but .* has {SIZE}"):
         bound(name, codebook=book(vocabulary=50))
@@ -69,12 +69,12 @@ def test_groups_need_vectors() -> None:
 
 def test_groups_compare_what_the_model_reads_for_its_codes() -> None:
     """As the released code does with the rows of the input embedding."""
-    toy = painters.emu3()
+    toy = image_models.emu3()
     verifier = mmspec.accelerate(toy, "gsd", size=6, gap=2.0, distance=50.0).recipe.verifier
     assert isinstance(verifier, Recursive)
     rule: Any = verifier.rule
     rows = toy.get_input_embeddings().weight.double()
-    codes = torch.arange(painters.FIRST, painters.FIRST + painters.CODES)
+    codes = torch.arange(image_models.FIRST, image_models.FIRST + image_models.CODES)
     apart = torch.cdist(rows[codes], rows[codes]).square()
     found = rule.grouping.codebook.squared_distance(codes[:, None], codes)
     assert torch.allclose(found.double(), apart, rtol=1e-4, atol=1e-3)
@@ -83,7 +83,7 @@ def test_groups_compare_what_the_model_reads_for_its_codes() -> None:
     p[codes] = torch.rand(len(codes), generator=torch.Generator().manual_seed(0))
     x = codes[p[codes].argsort()[30]]  # 3 below it, itself, 2 above
     near = codes[p[codes].argsort()[27:33]]
-    kept = near[apart[x - painters.FIRST, near - painters.FIRST] < 50.0]
+    kept = near[apart[x - image_models.FIRST, near - image_models.FIRST] < 50.0]
     assert 1 < len(kept) < 6
     masses = rule.grouping.masses(p, p, x)
     assert torch.allclose(masses[0], p[kept].sum())
@@ -183,14 +183,14 @@ def test_groups_are_for_every_jacobi_window() -> None:
 
 
 def test_a_model_that_draws_brings_its_codebook() -> None:
-    model = painters.janus()
+    model = image_models.janus()
     noise = torch.Generator().manual_seed(1)
-    small = painters.janus()
+    small = image_models.janus()
     with torch.no_grad():
         for weight in small.parameters():
             if weight.dim() > 1:
                 weight.add_(torch.randn(weight.shape, generator=noise) * weight.std() * 0.1)
-    request = painters.request("janus", batch=2)
+    request = image_models.request("janus", batch=2)
     for name in (*POOLING, "cool-sd", "gsd"):
         given = {"drafter": small} if recipes.get(name).takes_drafter else {}
         fast = mmspec.accelerate(model, name, **given)
@@ -200,4 +200,4 @@ def test_a_model_that_draws_brings_its_codebook() -> None:
         out = fast.generate_images(**request, temperature=1.0, seed=3)
         assert out.stats.fallback is None
         assert out.stats.over_accepted_mass is not None
-        assert out.ids.shape == (2, painters.SIDE, painters.SIDE)
+        assert out.ids.shape == (2, image_models.SIDE, image_models.SIDE)

@@ -25,16 +25,16 @@ def begun(request: Any, family: str = "qwen2_5_vl") -> tuple[Any, Context, Any]:
     model = toys.model(family)
     fast = mmspec.accelerate(model, "sparrow", drafter=partner("sparrow", family))
     draft = fast.session.bound.drafter.model
-    noise = KeyedNoise.seeded(0, len(request["input_ids"]), torch.device("cpu"), None)
+    noise = KeyedNoise.from_seed(0, len(request["input_ids"]), torch.device("cpu"), None)
     asked = Request(request, Sampling(), noise, ROOM)
-    context = CausalTarget(readers.backbone(model), draft.wants).prefill(asked)
+    context = CausalTarget(readers.backbone(model), draft.required_features).prefill(asked)
     return draft, context, draft.begin(context)
 
 
 @pytest.mark.parametrize("shape", [{"length": 4}, {"tree": [2, 2]}], ids=str)
 @pytest.mark.parametrize("films", [[Film(), Film(2)], [Film(2), Film(9, 6, 4)]], ids=len)
 def test_the_targets_output_is_its_own(films: list[Film], shape: dict[str, Any]) -> None:
-    model, request = toys.model("qwen2_5_vl"), toys.filmed("qwen2_5_vl", films=films, batch=2)
+    model, request = toys.model("qwen2_5_vl"), toys.with_video("qwen2_5_vl", films=films, batch=2)
     fast = mmspec.accelerate(model, "sparrow", drafter=partner("sparrow", "qwen2_5_vl"), **shape)
     out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
     assert out.stats.fallback is None
@@ -46,11 +46,11 @@ def test_the_targets_output_is_its_own(films: list[Film], shape: dict[str, Any])
 def test_its_memory_does_not_grow_with_the_clip() -> None:
     kept = []
     for frames in (1, 20):
-        request = toys.filmed("qwen2_5_vl", films=[Film(frames)])
+        request = toys.with_video("qwen2_5_vl", films=[Film(frames)])
         _, context, state = begun(request)
         words = sum(token != toys.VIDEO for token in context.history[0])
-        kept.append((state.memory.kept, state.memory.rope[0]))
-        assert state.memory.kept == [words - 1]
+        kept.append((state.memory.lengths, state.memory.rope[0]))
+        assert state.memory.lengths == [words - 1]
     assert kept[0][0] == kept[1][0]
     assert kept[1][1] - kept[0][1] == 4 * 19  # positions count the clip all the same
 
@@ -60,7 +60,7 @@ def test_its_memory_does_not_grow_with_the_clip() -> None:
 def test_states_of_frames_are_not_read(recipe: str, same: bool) -> None:
     """Other states at visual slots, the same draft; but for the first word behind the clip, which
     stands beside the last of them. The head of EAGLE reads them."""
-    draft, context, _ = begun(toys.filmed("qwen2_5_vl", batch=2))
+    draft, context, _ = begun(toys.with_video("qwen2_5_vl", batch=2))
     if recipe == "eagle":
         draft = replace(draft, visual_slots=None)
     distributions = []

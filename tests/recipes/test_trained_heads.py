@@ -13,12 +13,12 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec import recipes
-from mmspec.bench.tiny import random_drafter
+from mmspec.modalities.common.tiny_models import random_drafter
 from mmspec.models.heads.eagle3 import Eagle3Head, load_eagle3_head, published_layers
 from mmspec.models.heads.feature_head import load_head
 from tests import toys
 from tests.covering import covering
-from tests.drafters.state_heads import LAYERS, head_of, target, zeroed
+from tests.drafters.state_heads import LAYERS, head_of, target, zero_head
 
 ROOM = 10
 NAMES = (
@@ -39,7 +39,7 @@ def expected(family: str, batch: int, is_sampled: bool) -> Any:
 
 def check(name: str, family: str, batch: int, is_zeroed: bool, is_sampled: bool) -> None:
     head = random_drafter(recipes.get(name), target(family), 1)
-    fast = mmspec.accelerate(target(family), name, drafter=zeroed(head) if is_zeroed else head)
+    fast = mmspec.accelerate(target(family), name, drafter=zero_head(head) if is_zeroed else head)
     given = toys.inputs(family, batch=batch, ragged=batch > 1)
     how: dict[str, Any] = SAMPLED if is_sampled else {"do_sample": False}
     out = fast.generate(**given, max_new_tokens=ROOM, **how)
@@ -48,7 +48,7 @@ def check(name: str, family: str, batch: int, is_zeroed: bool, is_sampled: bool)
     assert torch.equal(out.sequences, expected(family, batch, is_sampled))
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(("name", "family"), QUICK)
 def test_output_is_the_targets(name: str, family: str) -> None:
     """Random heads sampled on ragged rows, zeroed ones greedily on one."""
@@ -123,7 +123,7 @@ def test_hidden_states_0_1_2_are_other_features() -> None:
 def _repeater(own: Any, layers: list[int] | None) -> Eagle3Head:
     """A head whose state is the last feature, and whose words are the target's of it."""
     head: Eagle3Head = head_of("llava", "eagle3", tapped_layers=layers)
-    zeroed(head)
+    zero_head(head)
     head.fc.weight[:, 128:].copy_(torch.eye(64))
     head.norm.weight.copy_(own.model.language_model.norm.weight)
     head.lm_head.weight.copy_(own.get_output_embeddings().weight)
@@ -133,13 +133,13 @@ def _repeater(own: Any, layers: list[int] | None) -> Eagle3Head:
 @torch.no_grad()
 def _repeats(fast: Any, sequences: Any, given: dict[str, Any]) -> float:
     """How often the head says what the target said of the same state."""
-    from mmspec.training.heads import Lesson, read_lesson
+    from mmspec.training.heads import TrainingExample, read_example
 
     model = fast.session.bound.drafter.model
-    told = Lesson(given, sequences[:, given["input_ids"].shape[1] :])
-    read = read_lesson(model.backbone, told, model.tap)
+    told = TrainingExample(given, sequences[:, given["input_ids"].shape[1] :])
+    read = read_example(model.backbone, told, model.tap)
     count = told.tokens.shape[1]
-    states = model.head.fused(read.prompt.features[:, -count - 1 : -1])
+    states = model.head.fuse(read.prompt.features[:, -count - 1 : -1])
     words = slice(toys.WORDS.start, toys.WORDS.stop)
     said = model.head.logits(states, model.backbone.head)[..., words].argmax(-1) + words.start
     return float((said == told.tokens).double().mean())
@@ -153,8 +153,8 @@ def test_a_whole_vocabulary_is_that_of_an_uncut_head() -> None:
     rows = whole.lm_head.weight[ids]
     cut.load_state_dict({**cut.state_dict(), **weights, "lm_head.weight": rows})
     states = torch.randn(2, 3, 64, generator=torch.Generator().manual_seed(0))
-    ours = cut.spread(cut.logits(states, cut.lm_head))
-    theirs = whole.spread(whole.logits(states, whole.lm_head))
+    ours = cut.expand_logits(cut.logits(states, cut.lm_head))
+    theirs = whole.expand_logits(whole.logits(states, whole.lm_head))
     assert_close(ours[..., ids], theirs[..., ids])
     others = torch.ones(ours.shape[-1], dtype=torch.bool).index_fill(0, ids, False)
     assert bool((ours[..., others] == -torch.inf).all())
@@ -185,9 +185,9 @@ def test_a_folder_holds_the_published_names(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "change", "message"),
     [
-        ("d2t", lambda d2t: d2t + 500, "d2t leads to tokens .* but the target has 160"),
-        ("d2t", lambda d2t: 0 * d2t - torch.arange(50), "do not tell of the same tokens"),
-        ("t2d", torch.logical_not, "do not tell of the same tokens"),
+        ("d2t", lambda d2t: d2t + 500, "d2t maps to tokens .* but the target has 160"),
+        ("d2t", lambda d2t: 0 * d2t - torch.arange(50), "hold different tokens"),
+        ("t2d", torch.logical_not, "hold different tokens"),
         ("d2t", None, "d2t is missing"),
     ],
 )
@@ -206,5 +206,5 @@ def test_a_damaged_map_is_refused(tmp_path: Path, name: str, change: Any, messag
 def test_words_for_the_head_are_different_ids_of_the_target() -> None:
     head = head_of("llava", "eagle3", draft_vocab_size=3)
     for ids in ([1, 2], [1, 1, 2], [-1, 2, 3], [1, 2, 160]):
-        with pytest.raises(ValueError, match="no choice of 3 out of 160"):
-            head.speak(torch.tensor(ids))
+        with pytest.raises(ValueError, match="not a choice of 3 out of 160"):
+            head.set_draft_vocabulary(torch.tensor(ids))

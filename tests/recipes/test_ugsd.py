@@ -15,7 +15,7 @@ from mmspec.drafters.lengths.length import AcceptanceBand
 from tests import toys
 from tests.modalities.drawing import sized
 from tests.partners import noisy
-from tests.toys import painters
+from tests.toys import image_models
 
 ROOM = 14
 
@@ -88,16 +88,16 @@ def test_a_decoder_that_hears_nothing_is_refused() -> None:
     mmspec.accelerate(whisper, "ugsd", drafter=noisy("whisper"))
 
 
-@pytest.mark.parametrize("family", sorted(painters.PAINTERS))
+@pytest.mark.parametrize("family", sorted(image_models.PAINTERS))
 def test_pictures_are_drawn_whatever_their_prompts_are_made_of(family: str) -> None:
     """A prompt that is not of the codes' vocabulary is read before the first draft."""
-    target, drafter = painters.PAINTERS[family](), painters.PAINTERS[family]()
+    target, drafter = image_models.PAINTERS[family](), image_models.PAINTERS[family]()
     with torch.no_grad():
         for weight in (one for one in drafter.parameters() if one.dim() > 1):
             weight.mul_(
                 1 + 0.02 * torch.randn(weight.shape, generator=torch.Generator().manual_seed(1))
             )
-    how = {**painters.request(family, 2), **sized(family), "do_sample": False}
+    how = {**image_models.request(family, 2), **sized(family), "do_sample": False}
     fast = mmspec.accelerate(target, "ugsd", drafter=drafter, tau_h=-1.0, ranks=1)
     made = fast.generate_images(**how)
     wanted = mmspec.accelerate(target, "plain").generate_images(**how)

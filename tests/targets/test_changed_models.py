@@ -113,7 +113,7 @@ def test_a_model_that_learns_without_a_cache_is_refused() -> None:
 
 
 def test_a_reader_with_layers_left_out_stays_so() -> None:
-    thin = readers.backbone(toys.model("llama")).thinned([0])
+    thin = readers.backbone(toys.model("llama")).skip_layers([0])
     thin.prefill(toys.inputs("llama"), 4)
     assert len(thin.layers) == 1
 

@@ -14,9 +14,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import mmspec
-from mmspec.draft import Draft, Kind, Reading
+from mmspec.draft import Draft, Kind, NodeInputs
 from mmspec.drafters.oracle import Oracle
-from mmspec.targets.memory import Memory, RowMemories, TokenBlock, block
+from mmspec.targets.memory import Memory, RowMemories, TokenBlock, build_block
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.slots import SlotLayer
 from mmspec.targets.tokens.causal import CausalTarget
@@ -53,7 +53,7 @@ def read(
     waiting: Sequence[Sequence[int]],
     draft: Draft | None,
 ) -> Tensor:  # (B, 1 + N, V)
-    return body.read(memory, block(waiting, draft, memory.like))[0]
+    return body.read(memory, build_block(waiting, draft, memory.like))[0]
 
 
 def extended(request: Request, row: int, tokens: Sequence[int]) -> Request:
@@ -90,7 +90,7 @@ class Story:
 
     def draft(self, tree: Tree, shared: bool = True) -> Draft:
         tokens = torch.tensor([[self.word() for _ in range(tree.nodes)] for _ in self.text])
-        draft = Draft.of(tree, tokens.view(len(self.text), tree.nodes), Kind.DET)
+        draft = Draft.from_tree(tree, tokens.view(len(self.text), tree.nodes), Kind.DET)
         if shared:
             return draft
         return Draft(draft.tokens, draft.parents, draft.mask, draft.kind)  # as a dynamic tree
@@ -99,7 +99,7 @@ class Story:
         paths: list[list[int]] = []
         for _ in self.text:
             path: list[int] = []
-            while children := tree.kids[path[-1] + 1 if path else 0]:
+            while children := tree.children[path[-1] + 1 if path else 0]:
                 if self.random.random() < 0.25:
                     break
                 path.append(self.random.choice(children))
@@ -142,7 +142,7 @@ def test_a_rejected_draft_leaves_no_trace(family: str) -> None:
         drafted.commit([1], [()], tree.nodes)
         plain.commit([1], [()], 0)
         story.text[0].append(story.word())
-        assert drafted.kept == plain.kept
+        assert drafted.lengths == plain.lengths
 
 
 @pytest.mark.parametrize("family", [*FAMILIES, *RECURRENT])
@@ -152,11 +152,13 @@ def test_embeddings_are_read_in_place_of_tokens(family: str) -> None:
     story, tree = Story(3), Tree.chain(3) if family in RECURRENT else Tree((-1, -1, 0))
     draft, waiting = story.draft(tree), [row * count for count, row in enumerate(story.waiting, 1)]
     plain = read(body, prefilled(body, request), waiting, draft)
-    same = replace(draft, reading=Reading(embeds=body.embed(draft.tokens).detach()))
+    same = replace(draft, node_inputs=NodeInputs(embeds=body.embed(draft.tokens).detach()))
     close(read(body, prefilled(body, request), waiting, same), plain)
     blank = replace(same, tokens=torch.zeros_like(draft.tokens))
     close(read(body, prefilled(body, request), waiting, blank), plain)
-    other = replace(draft, reading=Reading(embeds=body.embed(story.draft(tree).tokens).detach()))
+    other = replace(
+        draft, node_inputs=NodeInputs(embeds=body.embed(story.draft(tree).tokens).detach())
+    )
     changed = read(body, prefilled(body, request), waiting, other)
     close(changed[:, 0], plain[:, 0])
     assert not torch.allclose(changed[:, 1:], plain[:, 1:], atol=0.1)
@@ -169,7 +171,7 @@ def test_a_draft_with_gaps_stands_where_it_says(batch: int) -> None:
     body, request = backbone("llama"), toys.inputs("llama", batch=batch, ragged=batch > 1)
     story, tree = Story(batch), Tree.chain(3)
     places = torch.tensor([[0, 3, 4], [2, 3, 9]])[:batch]
-    draft = replace(story.draft(tree), reading=Reading(places))
+    draft = replace(story.draft(tree), node_inputs=NodeInputs(places))
     logits = read(body, prefilled(body, request), story.waiting, draft)
     for row in range(batch):
         prompt = toys.alone(request, row)["input_ids"][0].tolist()
@@ -180,10 +182,10 @@ def test_a_draft_with_gaps_stands_where_it_says(batch: int) -> None:
         expected = body.model(**whole, attention_mask=torch.ones_like(ids)).logits[0, -4:]
         close(logits[row], expected)
     close(logits[:, 0], read(body, prefilled(body, request), story.waiting, None)[:, 0])
-    tight = replace(draft, reading=Reading(draft.depths()))
+    tight = replace(draft, node_inputs=NodeInputs(draft.depths()))
     close(
         read(body, prefilled(body, request), story.waiting, tight),
-        read(body, prefilled(body, request), story.waiting, replace(draft, reading=None)),
+        read(body, prefilled(body, request), story.waiting, replace(draft, node_inputs=None)),
     )
 
 
@@ -244,7 +246,7 @@ def test_a_lone_node_behind_other_branches_sees_its_own_only() -> None:
     body, request = backbone("llama"), toys.inputs("llama")
     memory, story = prefilled(body, request), Story(1)
     assert isinstance(memory, Memory)
-    memory.bare = True
+    memory.is_maskless = True
     read(body, memory, story.waiting, None)
     memory.commit([1], [()], 0)
     other, parent, child = (story.word() for _ in range(3))
@@ -270,7 +272,7 @@ def test_levels_that_were_refused_hide_behind_a_row_that_is_ahead() -> None:
 
 @pytest.mark.parametrize("family", RECURRENT)
 def test_a_recurrent_state_comes_back_after_a_rejection(family: str) -> None:
-    """Accepted tokens stay pending and are read again: the distributions are those of a fresh prefill."""
+    """Accepted tokens stay pending and are read again, with a fresh prefill's distributions."""
     body, request = backbone(family), toys.inputs(family)
     memory, story = prefilled(body, request), Story(1)
     pending = story.waiting[0]
@@ -398,7 +400,7 @@ def test_a_row_that_ended_keeps_nothing_more(monkeypatch: pytest.MonkeyPatch) ->
 
     def noted(self: CausalTarget, *given: Any) -> Context:
         context = keep(self, *given)
-        seen.append((context.finished, list(context.memory.kept)))
+        seen.append((context.finished, list(context.memory.lengths)))
         return context
 
     monkeypatch.setattr(CausalTarget, "keep", noted)

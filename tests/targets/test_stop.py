@@ -12,7 +12,7 @@ from transformers.generation import ConfidenceCriteria  # type: ignore[attr-defi
 import mmspec
 from mmspec.targets.stop import Stop
 from tests import toys
-from tests.toys.speaking import bytewise
+from tests.toys.processors import byte_tokenizer
 
 CONFIG = hf.GenerationConfig(max_length=20, eos_token_id=[3, 4])
 
@@ -62,7 +62,7 @@ def test_criteria_are_asked_token_by_token_about_their_row() -> None:
     assert stop.cut(0, 0, [6, 3, 6, 6], prompt) == (2, True)
     assert stop.cut(0, 6, [6, 6, 6, 6], prompt) == (2, True)
     assert stop.cut(0, 0, [], prompt) == (0, False)
-    with pytest.raises(ValueError, match="_Sum look at the tokens before"):
+    with pytest.raises(ValueError, match="_Sum read the tokens before"):
         stop.cut(0, 0, [6])
 
 
@@ -76,7 +76,7 @@ def test_a_criterion_may_answer_with_a_plain_bool_but_not_for_other_rows() -> An
     plain = _Plain()
     assert Stop(9, criteria=(plain,)).cut(0, 0, [5, 6], prompt) == (1, True)
     plain.answer = torch.tensor([True, False])
-    with pytest.raises(ValueError, match="_Plain answered 2 values for row 1"):
+    with pytest.raises(ValueError, match="_Plain returned 2 values for row 1"):
         Stop(9, criteria=(plain,)).cut(1, 0, [5, 6], prompt)
 
 
@@ -89,7 +89,7 @@ def test_the_clock_lets_the_round_finish() -> None:
 
 @pytest.fixture(scope="module")
 def tokenizer() -> hf.PreTrainedTokenizerFast:
-    return bytewise()  # type: ignore[no-any-return]
+    return byte_tokenizer()  # type: ignore[no-any-return]
 
 
 def test_stop_strings_do_not_overshoot(tokenizer: Any) -> Any:

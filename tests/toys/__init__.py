@@ -38,10 +38,10 @@ __all__ = [
     "Film",
     "alone",
     "blind",
-    "filmed",
     "inputs",
     "model",
     "unequal",
+    "with_video",
 ]
 
 GAIN = 1.6
@@ -127,23 +127,23 @@ def inputs(family: str, seed: int = 0, batch: int = 1, ragged: bool = False) -> 
     return {"input_ids": input_ids, "attention_mask": mask, **_types(family, input_ids), **tensors}
 
 
-def filmed(
+def with_video(
     family: str,
     seed: int = 0,
     batch: int = 1,
     tail: int = 5,
     films: Sequence[Film] = (Film(),),
-    pictured: bool = False,
+    with_image: bool = False,
 ) -> dict[str, Tensor]:
     """A request of `batch` rows with a video each, and `tail` words behind it.
 
     Row b shows `films[b]`, the last of them where there are fewer, padded on the left; behind a
-    picture of its own and a word where they are `pictured`.
+    picture of its own and a word if `with_image`.
     """
     noise = torch.Generator().manual_seed(2000 + seed)
-    shown = [films[min(row, len(films) - 1)] for row in range(batch)]
-    blocks, tensors = clip(family, shown, noise)
-    if pictured:
+    films_by_row = [films[min(row, len(films) - 1)] for row in range(batch)]
+    blocks, tensors = clip(family, films_by_row, noise)
+    if with_image:
         seen, more = PAINTERS[family]([0] * batch, noise)
         blocks = [[*own, 7, *block] for own, block in zip(seen, blocks, strict=True)]
         tensors |= more

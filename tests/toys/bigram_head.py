@@ -13,8 +13,8 @@ from torch import Tensor, nn
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import DraftModel, Nodes
-from mmspec.drafters.neural.small_model import committed, draft_distribution, head_of_target
+from mmspec.drafters.draft_model import DraftModel, DraftNodes, committed_prefix, draft_distribution
+from mmspec.drafters.neural.small_model import build_head_drafter
 from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.tokens.context import Context
@@ -51,18 +51,18 @@ class BigramDraft(DraftModel):
 
     def predict_first(self, context: Context, state: None) -> Categorical:
         last = torch.tensor([row[-1:] for row in context.history], device=context.device)
-        return draft_distribution(context, self.head(last), committed(context))
+        return draft_distribution(context, self.head(last), committed_prefix(context))
 
-    def predict(self, context: Context, state: None, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: None, nodes: DraftNodes) -> Categorical:
         ahead = nodes.layout.depths + 1
         return draft_distribution(context, self.head(nodes.tokens), nodes.prefix(context), ahead)
 
 
 @dataclass(frozen=True)
 class BigramKind(DraftModelKind):
-    """How mmspec is told of it."""
+    """Its draft model kind in mmspec."""
 
-    words: str = "bigram head"
+    description: str = "bigram head"
 
     def accepts(self, model: Any) -> bool:
         return isinstance(model, BigramHead)
@@ -77,7 +77,7 @@ class BigramKind(DraftModelKind):
         head.load_state_dict(load_file(Path(source) / WEIGHTS))
         return head.to(dtype=dtype).eval()
 
-    def default_sees(self, model: Any, target: Reader, asked: str) -> str:
+    def default_sees(self, model: Any, target: Reader, requested: str) -> str:
         return SEES
 
     def read(self, model: BigramHead, target: Reader, sees: str) -> BigramDraft:
@@ -99,4 +99,4 @@ BIGRAM = BigramKind()
 
 def bigram(kit: Kit) -> Drafter:
     """What usually follows."""
-    return head_of_target(kit)
+    return build_head_drafter(kit)

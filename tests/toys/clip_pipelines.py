@@ -1,4 +1,4 @@
-"""Tiny diffusers pipelines that make clips of a first frame, asked by embeddings.
+"""Tiny diffusers image-to-video pipelines, called with embeddings.
 
 `clip_of(name)` is the pipeline, and the arguments of a call for one clip's latents.
 """
@@ -14,15 +14,15 @@ import transformers
 from PIL import Image
 
 from tests.toys.embedded_pipelines import Built, flow, hunyuan_video, mask, wan_expert, words
-from tests.toys.pipelines import randomised
+from tests.toys.pipelines import randomize
 
 
 def clip_of(name: str) -> Built:
-    """A float32 pipeline with a stochastic flow, and what to call it with."""
+    """A float32 pipeline with a stochastic flow, and the arguments of a call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         pipe, given = BUILDERS[name]()
-    return randomised(pipe), {"output_type": "latent", "image": frame(), **given}
+    return randomize(pipe), {"output_type": "latent", "image": frame(), **given}
 
 
 def frame(seed: int = 3) -> Any:
@@ -31,10 +31,10 @@ def frame(seed: int = 3) -> Any:
     return Image.fromarray(pixels.byte().numpy())
 
 
-def wan(shown: int, experts: int = 1, **more: Any) -> Built:
-    looks = shown > 4 and experts == 1  # at the first frame through an encoder as well
+def wan(in_channels: int, experts: int = 1, **more: Any) -> Built:
+    looks = in_channels > 4 and experts == 1  # at the first frame through an encoder as well
     seen = {"image_dim": 6, "added_kv_proj_dim": 24} if looks else {}
-    networks = [wan_expert(shown, **seen) for _ in range(experts)]
+    networks = [wan_expert(in_channels, **seen) for _ in range(experts)]
     vae = diffusers.AutoencoderKLWan(
         base_dim=4,
         z_dim=4,
@@ -73,7 +73,7 @@ def _looking() -> tuple[Any, Any]:
 
 
 def hunyuan(kind: str) -> Built:
-    """Its network sees the first frame behind its channels, or in the place of its latents."""
+    """The network gets the first frame as additional channels, or inside the latents."""
     transformer = diffusers.HunyuanVideoTransformer3DModel(
         in_channels=9 if kind == "latent_concat" else 4,
         out_channels=4,

@@ -35,7 +35,7 @@ def _text(layers: int, changes: Changes, **own: Any) -> dict[str, Any]:
     return {**common, **own, **changes}
 
 
-def _mixed(layers: int, other: str, period: int) -> list[str]:
+def _layer_types(layers: int, other: str, period: int) -> list[str]:
     """Every `period`-th layer and the last attend fully, the rest are `other`."""
     full = [(i + 1) % period == 0 or i == layers - 1 for i in range(layers)]
     return ["full_attention" if attends else other for attends in full]
@@ -95,7 +95,7 @@ def _mistral(layers: int, changes: Changes) -> Built:
 
 
 def _gemma3_text(layers: int, changes: Changes) -> Built:
-    kinds = _mixed(layers, "sliding_attention", 2)
+    kinds = _layer_types(layers, "sliding_attention", 2)
     own = {"head_dim": 16, "query_pre_attn_scalar": 16, "sliding_window": WINDOW}
     text = _text(layers, changes, layer_types=kinds, **own)
     return hf.Gemma3TextConfig(**text), hf.Gemma3ForCausalLM
@@ -106,7 +106,7 @@ def _qwen3(layers: int, changes: Changes) -> Built:
 
 
 def _lfm2(layers: int, changes: Changes) -> Built:
-    text = _text(layers, changes, layer_types=_mixed(layers, "conv", 2), block_multiple_of=16)
+    text = _text(layers, changes, layer_types=_layer_types(layers, "conv", 2), block_multiple_of=16)
     return hf.Lfm2Config(**text), hf.Lfm2ForCausalLM
 
 
@@ -172,7 +172,7 @@ def _qwen3_5(layers: int, changes: Changes) -> Built:
     rope = _mrope(2, 1, 1, mrope_interleaved=True, partial_rotary_factor=0.5)
     heads = {"linear_num_key_heads": 2, "linear_num_value_heads": 4, "head_dim": 16}
     sizes = {"linear_key_head_dim": 16, "linear_value_head_dim": 16}
-    kinds = _mixed(layers, "linear_attention", 3)
+    kinds = _layer_types(layers, "linear_attention", 3)
     text = _text(layers, changes, layer_types=kinds, **rope, **heads, **sizes)
     cls = hf.Qwen3_5ForConditionalGeneration
     width = text["hidden_size"]

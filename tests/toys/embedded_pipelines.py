@@ -1,4 +1,4 @@
-"""Tiny diffusers pipelines that are asked by embeddings: no text encoder, no autoencoder.
+"""Tiny diffusers pipelines called with embeddings, without text encoder and autoencoder.
 
 `embedded(name)` is the pipeline, and the arguments of a call for one picture's latents.
 """
@@ -12,18 +12,18 @@ import diffusers
 import torch
 from torch import Tensor
 
-from tests.toys.pipelines import randomised
+from tests.toys.pipelines import randomize
 
 Built = tuple[Any, dict[str, Any]]
 _WORDS, _WIDTH = 5, 32
 
 
-def embedded(name: str) -> Built:
-    """A float32 pipeline with a stochastic flow, and what to call it with."""
+def build_pipeline(name: str) -> Built:
+    """A float32 pipeline with a stochastic flow, and the arguments of a call."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         pipe, given = BUILDERS[name]()
-    pipe = randomised(pipe)
+    pipe = randomize(pipe)
     return pipe, {"output_type": "latent", "height": 16, "width": 16, **given}
 
 
@@ -59,7 +59,7 @@ def qwen_image() -> Built:
 
 
 def hunyuan_image() -> Built:
-    """With the guider of the released model, brought forward to step 2."""
+    """With the guider of the released model, starting at step 2."""
     transformer = diffusers.HunyuanImageTransformer2DModel(
         in_channels=4,
         out_channels=4,
@@ -137,11 +137,11 @@ def lumina() -> Built:
     return pipe, {**given, **masks}
 
 
-def cogvideo_network(shown: int = 4) -> Any:
+def cogvideo_network(in_channels: int = 4) -> Any:
     return diffusers.CogVideoXTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=16,
-        in_channels=shown,
+        in_channels=in_channels,
         out_channels=4,
         time_embed_dim=2,
         text_embed_dim=_WIDTH,
@@ -160,11 +160,11 @@ def cogvideo() -> Built:
     return pipe, {**given, "num_frames": 9}
 
 
-def wan_expert(shown: int = 4, **more: Any) -> Any:
+def wan_expert(in_channels: int = 4, **more: Any) -> Any:
     return diffusers.WanTransformer3DModel(
         num_attention_heads=2,
         attention_head_dim=12,
-        in_channels=shown,
+        in_channels=in_channels,
         out_channels=4,
         text_dim=_WIDTH,
         freq_dim=16,
@@ -183,7 +183,7 @@ def wan() -> Built:
 
 
 def wan_of_one() -> Built:
-    """One network, and the released sampler, in flow levels, made to draw noise (Wan 2.1)."""
+    """One network, and the released sampler with flow sigmas, made stochastic (Wan 2.1)."""
     shipped = diffusers.UniPCMultistepScheduler(
         prediction_type="flow_prediction", use_flow_sigmas=True, flow_shift=3.0
     )

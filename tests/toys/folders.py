@@ -45,17 +45,17 @@ def text_pair(root: Path) -> None:
 
 def drop(file: Path) -> None:
     """Leave a tensor out."""
-    kept = load_file(file)
-    kept.pop(sorted(kept)[3])
-    save_file(kept, file, {"format": "pt"})
+    tensors = load_file(file)
+    tensors.pop(sorted(tensors)[3])
+    save_file(tensors, file, {"format": "pt"})
 
 
-def turned(file: Path) -> None:
+def crop_tensor(file: Path) -> None:
     """One tensor lies on its side."""
-    kept = load_file(file)
-    name = next(name for name in sorted(kept) if kept[name].dim() == 2)
-    kept[name] = kept[name][:, :-1].contiguous()
-    save_file(kept, file, {"format": "pt"})
+    tensors = load_file(file)
+    name = next(name for name in sorted(tensors) if tensors[name].dim() == 2)
+    tensors[name] = tensors[name][:, :-1].contiguous()
+    save_file(tensors, file, {"format": "pt"})
 
 
 def _rewritten(**changes: Any) -> Callable[[Path], None]:
@@ -77,7 +77,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {  # of a model's folder
     "weights-noise": ("model.safetensors", lambda file: file.write_bytes(b"\xff" * 999)),
     "weights-gone": ("model.safetensors", lambda file: file.unlink()),
     "weights-one-less": ("model.safetensors", drop),
-    "weights-turned": ("model.safetensors", turned),
+    "weights-turned": ("model.safetensors", crop_tensor),
     "weights-pickled": (
         "model.safetensors",
         lambda file: file.rename(file.with_name("pytorch_model.bin")),
@@ -97,7 +97,7 @@ DAMAGES: dict[str, tuple[str, Callable[[Path], Any]]] = {  # of a model's folder
 SPOIL_THE_MODEL = tuple(name for name in DAMAGES if not name.startswith("tokenizer"))
 
 
-def damaged(sound: Path, root: Path) -> None:
+def copy_damaged(sound: Path, root: Path) -> None:
     """A copy of a text model's folder for every damage."""
     for name, (file, harm) in DAMAGES.items():
         shutil.copytree(sound, root / name)

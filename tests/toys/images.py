@@ -102,7 +102,7 @@ class Film:
     frames: int = 6
     height: int = 4
     width: int = 4
-    seconds: float = 3.0  # between two of them, where a family can be told
+    seconds: float = 3.0  # between two of them, where a family takes it
 
 
 def clip(family: str, films: Sequence[Film], noise: torch.Generator) -> Image:
@@ -123,10 +123,10 @@ def clip(family: str, films: Sequence[Film], noise: torch.Generator) -> Image:
     }
     if family == "qwen2_5_vl":
         tensors["second_per_grid_ts"] = torch.tensor([film.seconds for film in films])
-    return [_marked(family, film) for film in films], tensors
+    return [_video_tokens(family, film) for film in films], tensors
 
 
-def _marked(family: str, film: Film) -> list[int]:
+def _video_tokens(family: str, film: Film) -> list[int]:
     cells = film.height * film.width // 4
     if family in ("qwen2_vl", "qwen2_5_vl"):
         return [START, *[VIDEO] * cells * film.frames, END]

@@ -29,7 +29,7 @@ PLAN = PatchSettings(steps=4, guidance=2.0, head_steps=4, last_noise=True)
 
 
 def mar(seed: int = 0, **sizes: Any) -> MarForImageGeneration:
-    """A random model in which everything has an effect."""
+    """A random model in which all parameters have an effect."""
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         model = MarForImageGeneration(MarConfig(**{**SIZES, **sizes}))

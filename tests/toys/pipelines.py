@@ -28,15 +28,15 @@ UNET: dict[str, Any] = {
 
 
 def pipeline(name: str, seed: int = 0) -> Any:
-    """A float32 pipeline with a scheduler that draws noise where its class has one."""
+    """A float32 pipeline with a stochastic scheduler if its class has one."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         pipe = BUILDERS[name]()
-    return randomised(pipe, seed)
+    return randomize(pipe, seed)
 
 
-def randomised(pipe: Any, seed: int = 0) -> Any:
-    """The pipeline with weights that keep signals alive, ready and silent."""
+def randomize(pipe: Any, seed: int = 0) -> Any:
+    """The pipeline with random weights of stable activations, without progress bar."""
     generator = torch.Generator().manual_seed(seed)
     for part in pipe.components.values():
         if isinstance(part, nn.Module):
@@ -45,8 +45,8 @@ def randomised(pipe: Any, seed: int = 0) -> Any:
     return pipe
 
 
-def asked(name: str, pictures: int = 1) -> dict[str, Any]:
-    """Arguments for so many pictures."""
+def build_request(name: str, pictures: int = 1) -> dict[str, Any]:
+    """Arguments of a call for several images."""
     if name in ("ddpm", "ddim", "learned"):
         return {"batch_size": pictures}
     if name == "dit":
@@ -76,8 +76,8 @@ def ddpm(out_channels: int = 3) -> Any:
     return diffusers.DDPMPipeline(unet, diffusers.DDPMScheduler())
 
 
-def learned() -> Any:
-    """Its network predicts a variance too."""
+def learned_variance() -> Any:
+    """A pipeline whose network also predicts a variance."""
     pipe = ddpm(6)
     pipe.scheduler = diffusers.DDPMScheduler(variance_type="learned_range")
     return pipe
@@ -118,14 +118,14 @@ def stable_diffusion() -> Any:
     )
 
 
-def perturbed() -> Any:
+def perturbed_attention() -> Any:
     """Stable Diffusion under perturbed-attention guidance."""
     return diffusers.StableDiffusionPAGPipeline(
         **stable_diffusion().components, requires_safety_checker=False, pag_applied_layers=["mid"]
     )
 
 
-def animated() -> Any:
+def animatediff() -> Any:
     parts = stable_diffusion().components
     motion = diffusers.MotionAdapter(
         block_out_channels=UNET["block_out_channels"],
@@ -186,11 +186,11 @@ def stable_diffusion_3(channels: int = 4) -> Any:
     )
 
 
-def flux(shown: int = 16) -> Any:
-    """FLUX; `shown` channels are seen, the first 16 of them the latents'."""
+def flux(in_channels: int = 16) -> Any:
+    """FLUX with `in_channels` input channels, the first 16 of them latents."""
     transformer = diffusers.FluxTransformer2DModel(
         patch_size=1,
-        in_channels=shown,
+        in_channels=in_channels,
         out_channels=16,
         num_layers=1,
         num_single_layers=1,
@@ -280,7 +280,7 @@ def ltx() -> Any:
 
 
 def autoencoder(channels: int, quantised: bool = True) -> Any:
-    """Four times smaller latents would cost time; these have the picture's half."""
+    """An autoencoder whose latents have half the side of the image, which is faster."""
     return diffusers.AutoencoderKL(
         in_channels=3,
         out_channels=3,
@@ -356,7 +356,7 @@ def _words() -> list[str]:
 
 
 def _randomise(module: nn.Module, generator: torch.Generator) -> None:
-    """Weights that keep signals alive; zero-initialised gates and outputs included."""
+    """Random weights with stable activations, also for zero-initialised gates and outputs."""
     with torch.no_grad():
         for name, weight in module.named_parameters():
             if weight.dim() > 1:
@@ -368,12 +368,12 @@ def _randomise(module: nn.Module, generator: torch.Generator) -> None:
 
 BUILDERS: dict[str, Callable[[], Any]] = {
     "ddpm": ddpm,
-    "learned": learned,
+    "learned": learned_variance,
     "ddim": ddim,
     "dit": dit,
     "sd": stable_diffusion,
-    "pag": perturbed,
-    "animatediff": animated,
+    "pag": perturbed_attention,
+    "animatediff": animatediff,
     "sdxl": stable_diffusion_xl,
     "sd3": stable_diffusion_3,
     "flux": flux,

@@ -23,10 +23,10 @@ from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.recipe import Recipe
 from mmspec.targets.stop import Stop
 from tests import toys
-from tests.drafters.heads import untrained
+from tests.drafters.heads import untrained_head
 from tests.toys.readers import backbone
 
-SPACE = ActionSpace.of(
+SPACE = ActionSpace.from_statistics(
     {
         "q01": [-0.02, -0.03, -0.04, -0.1, -0.2, -0.3, 0.0],
         "q99": [0.02, 0.05, 0.03, 0.1, 0.1, 0.3, 1.0],
@@ -46,7 +46,7 @@ def reader(family: str) -> Any:
 @cache
 def head(family: str = "llava") -> FeatureHead:
     """A feature head of the family's toy that knows nothing."""
-    return untrained(toys.model(family, layers=3))
+    return untrained_head(toys.model(family, layers=3))
 
 
 def drafter_for(plan: Recipe, family: str = "llava") -> Any:
@@ -69,7 +69,7 @@ def robot(
     return tokens.bind(reader(family), plan, drafter, {"actions": SPACE, "check": False})
 
 
-def shown(scene: int, count: int, family: str = "llava") -> dict[str, Tensor]:
+def build_prompts(scene: int, count: int, family: str = "llava") -> dict[str, Tensor]:
     """The first of four prompts, which differ in length; a row does not depend on their number."""
     four = toys.inputs(family, scene, 4, ragged=True)
     return {name: one[:count] for name, one in four.items()}
@@ -85,15 +85,15 @@ def act(
     family: str = "llava",
 ) -> tuple[list[list[int]], list[Round]]:
     """The ids of the next actions per row, and the rounds that they took; rows differ in length."""
-    request = shown(scene, len(episodes), family)
+    request = build_prompts(scene, len(episodes), family)
     stop = Stop(actions * SPACE.size)
     with torch.no_grad():
         call = bound.call(request, sampling, stop, seed, shared={"episodes": episodes})
         rounds = list(decode(call.parts, call.request))
     rows: list[list[int]] = [[] for _ in episodes]
-    for kept in rounds:
-        assert kept.fallback is None, kept.fallback
-        for row, new in zip(rows, kept.tokens, strict=True):
+    for round_ in rounds:
+        assert round_.fallback is None, round_.fallback
+        for row, new in zip(rows, round_.tokens, strict=True):
             row.extend(new)
     return rows, rounds
 
@@ -109,7 +109,7 @@ def remembering(actions: Sequence[Sequence[int]] | Tensor) -> Episode:
     """A robot that carried out the actions of these ids (n, D)."""
     episode = Episode(SPACE)
     for row in torch.as_tensor(actions).reshape(-1, SPACE.size):
-        episode.observe(SPACE.values(row))
+        episode.observe(SPACE.decode(row))
     return episode
 
 
@@ -123,6 +123,6 @@ def store(moments: int = 24, episodes: int = 3) -> Trajectories:
         ids, seen = walk.clamp(12, 139), torch.randn(moments, 64, generator=generator)
         for at, scene in enumerate(SCENES[number::episodes]):
             ids[at] = torch.tensor(plain(1, scene=scene)[0])
-            seen[at] = features_of(reader("llava"), shown(scene, 1))[0]
-        drawn.append((seen, SPACE.values(ids), None))
-    return Trajectories.of(drawn)
+            seen[at] = features_of(reader("llava"), build_prompts(scene, 1))[0]
+        drawn.append((seen, SPACE.decode(ids), None))
+    return Trajectories.from_episodes(drawn)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from mmspec.models.loading import random_model
 from mmspec.models.prismatic import OpenVLAForActionPrediction, PrismaticForConditionalGeneration
 from mmspec.models.prismatic_config import DINO_SIGLIP, OpenVLAConfig, PrismaticConfig
-from mmspec.models.random_weights import random_model
 
 SIDE, PATCHES, VOCAB, WORDS, BOS = 64, 16, 384, 320, 1
 DINO = {"embed_dim": 32, "depth": 3, "num_heads": 2, "patch_size": 16, "init_values": 0.5}

@@ -5,8 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import mmspec
-from mmspec.targets.readers.family import Family
-from mmspec.targets.readers.reader import Reader
+from mmspec.targets.readers.reader import Family, Reader
 
 
 def backbone(model: Any) -> Reader:
@@ -15,6 +14,6 @@ def backbone(model: Any) -> Reader:
     return found
 
 
-def family(model: Any) -> Family:
-    """What is described of its family."""
+def find_family(model: Any) -> Family:
+    """The `Family` that its reader uses."""
     return backbone(model).family

@@ -10,36 +10,36 @@ from typing import Any
 import pytest
 
 from mmspec import recipes
-from mmspec.models.fingerprint import fingerprint
+from mmspec.models.compatibility import fingerprint
 from mmspec.training.feature_cache import FeatureCache
-from mmspec.training.feature_size import cache_bytes, check_space, wanted_features
-from mmspec.training.heads import Lesson
+from mmspec.training.feature_size import cache_bytes, check_space, required_features
+from mmspec.training.heads import TrainingExample
 from mmspec.training.trainable import DrafterTraining
 from tests import toys
-from tests.covering import promised
-from tests.drafters.heads import answer
+from tests.covering import exhaustive
+from tests.drafters.heads import greedy_example
 from tests.toys.readers import backbone
 from tests.training.test_trainable import untrained
 
 OWNER = {"data": "d"}
 
 
-def _lessons(model: Any, cache: FeatureCache | None) -> list[Lesson]:
+def _lessons(model: Any, cache: FeatureCache | None) -> list[TrainingExample]:
     """Both rows of a ragged batch, each alone without padding, and both in another order."""
-    whole, _ = answer(model, toys.inputs("llava", batch=2, ragged=True), 9)
+    whole, _ = greedy_example(model, toys.inputs("llava", batch=2, ragged=True), 9)
     whole.tokens[1, 6:] = -1
     pads = [int((row == 0).sum()) for row in whole.inputs["attention_mask"]]
     assert sum(pads) > 0
 
-    def alone(row: int) -> Lesson:
+    def alone(row: int) -> TrainingExample:
         size = int((whole.tokens[row] >= 0).sum())
         cut = {name: one[row : row + 1] for name, one in whole.inputs.items()}
         ids = {name: cut[name][:, pads[row] :] for name in ("input_ids", "attention_mask")}
-        return Lesson({**cut, **ids}, whole.tokens[row : row + 1, :size], cache, (row,))
+        return TrainingExample({**cut, **ids}, whole.tokens[row : row + 1, :size], cache, (row,))
 
     flipped = {name: one.flip(0) for name, one in whole.inputs.items()}
     both = replace(whole, cache=cache, questions=(0, 1))
-    other = Lesson(flipped, whole.tokens.flip(0), cache, (1, 0))
+    other = TrainingExample(flipped, whole.tokens.flip(0), cache, (1, 0))
     return [both, alone(0), other, alone(1), both]
 
 
@@ -56,7 +56,7 @@ def _losses(recipe: str, model: Any, cache: FeatureCache | None) -> list[float]:
 
 @pytest.mark.parametrize(
     "recipe",
-    promised(
+    exhaustive(
         ("eagle-2", "eagle-3", "vispec", "kangaroo", "hydra", "medusa"),
         ("eagle-3", "vispec", "medusa"),  # of several layers, of the prompt, of the last state
     ),
@@ -72,26 +72,26 @@ def test_losses_are_those_without_a_cache(
     assert _losses(recipe, model, cache) == pytest.approx(expected, abs=2e-4)
     cache.flush()
     there = FeatureCache(tmp_path, OWNER, fingerprint(reader))
-    lessons = _lessons(model, there)
+    examples = _lessons(model, there)
     monkeypatch.setattr(type(reader), "prefill", None)
     trainer = untrained(recipe, model)
-    again = [trainer.step([partial(replace, one)]) for one in lessons]
+    again = [trainer.step([partial(replace, one)]) for one in examples]
     assert again == pytest.approx(expected, abs=2e-4)
 
 
 def test_positions_on_three_axes_come_back(tmp_path: Path) -> None:
     """The very tensors, in a batch that is padded alike."""
     model = toys.model("qwen2_5_vl")
-    lesson, _ = answer(model, toys.inputs("qwen2_5_vl", batch=2, ragged=True), 5)
+    example, _ = greedy_example(model, toys.inputs("qwen2_5_vl", batch=2, ragged=True), 5)
     reader = backbone(model)
     cache = FeatureCache(tmp_path, OWNER, None)
     losses = []
-    for found in (lesson, *2 * [replace(lesson, cache=cache, questions=(4, 9))]):
+    for found in (example, *2 * [replace(example, cache=cache, questions=(4, 9))]):
         trainer = untrained("eagle-3", model)
         losses.append([trainer.step([partial(replace, found)]) for _ in range(2)])
     assert losses[1] == losses[2]
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
-    assert cache.tap == wanted_features(_training("eagle-3"), reader, trainer.head)
+    assert cache.tap == required_features(_training("eagle-3"), reader, trainer.head)
 
 
 def test_a_cache_of_something_else_is_refused(tmp_path: Path) -> None:
@@ -110,16 +110,16 @@ def test_a_cache_of_something_else_is_refused(tmp_path: Path) -> None:
     ):
         _losses("eagle-3", model, FeatureCache(tmp_path / "own", OWNER, own))
     (tmp_path / "own" / "notes.txt").write_text("mine")
-    with pytest.raises(ValueError, match=r"notes\.txt, which is no part of a feature cache"):
+    with pytest.raises(ValueError, match=r"notes\.txt, which is not part of a feature cache"):
         FeatureCache(tmp_path / "own", OWNER, own)
     (tmp_path / "own" / "notes.txt").unlink()
     shard.write_bytes(shard.read_bytes()[:-40])
-    with pytest.raises(ValueError, match="no checkpoint that can be read"):
+    with pytest.raises(ValueError, match="not a readable checkpoint"):
         FeatureCache(tmp_path / "own", OWNER, own)
     with pytest.raises(ValueError, match=r"takes up to 931322\.6 GiB and .* has"):
         check_space(tmp_path / "new", 10**15)
-    with pytest.raises(ValueError, match="a small model is taught what the target answers"):
-        wanted_features(_training("massv"), reader, None)
+    with pytest.raises(ValueError, match="a small model is trained on the target's tokens"):
+        required_features(_training("massv"), reader, None)
 
 
 def test_a_writer_that_was_killed_loses_what_was_in_no_shard(tmp_path: Path) -> None:
@@ -131,8 +131,8 @@ def test_a_writer_that_was_killed_loses_what_was_in_no_shard(tmp_path: Path) -> 
     cache.flush()
     (tmp_path / "features-00001.safetensors.part").write_bytes(b"half")
     there = FeatureCache(tmp_path, OWNER, None)
-    assert there.known("hidden", 0)
-    assert not there.known("hidden", 2)
+    assert there.contains("hidden", 0)
+    assert not there.contains("hidden", 2)
     (shard,) = tmp_path.iterdir()
     prompts = first.inputs["attention_mask"].sum(-1).tolist()
     sizes = zip(prompts, (first.tokens >= 0).sum(-1).tolist(), strict=True)

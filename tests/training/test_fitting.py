@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from mmspec.training.fitting import Descent, Fall
+from mmspec.training.fitting import CosineDecay, ScheduledOptimizer
 
 
 @pytest.mark.parametrize("flushed", [False, True])
@@ -23,7 +23,7 @@ def test_steps_take_tiny_numbers_for_zero_and_leave_the_processor_as_it_was(flus
 
     torch.set_flush_denormal(flushed)
     try:
-        Descent([weight], Fall(1, 1e-3)).step([loss])
+        ScheduledOptimizer([weight], CosineDecay(1, 1e-3)).step([loss])
         assert seen == [0.0]
         assert (tiny() == 0.0) == flushed
     finally:
@@ -37,5 +37,5 @@ def test_a_step_that_fails_leaves_the_processor_as_it_was() -> None:
         raise ValueError("no loss")
 
     with pytest.raises(ValueError, match="no loss"):
-        Descent([weight], Fall(1, 1e-3)).step([loss])
+        ScheduledOptimizer([weight], CosineDecay(1, 1e-3)).step([loss])
     assert float(torch.tensor(1e-39).mul(1.0)) > 0

@@ -10,14 +10,14 @@ import torch
 import mmspec
 from mmspec.codes.phrases import Phrases
 from mmspec.training.phrases import learn_phrases
-from tests.toys import painters
+from tests.toys import image_models
 
 HOW = {"guidance": 2.0, "temperature": 0.7}
 
 
 def test_they_are_merged_from_the_rows_of_drawn_grids(tmp_path: Path) -> None:
     """Drawn again by hand with the seeds, and by an exact recipe that keeps them."""
-    model, stages = painters.llamagen_class(), list[tuple[str, int, int]]()
+    model, stages = image_models.llamagen_class(), list[tuple[str, int, int]]()
     asked = [{"class_ids": torch.tensor(classes)} for classes in ([0, 1, 2, 3], [4, 0, 1])]
     plain = mmspec.accelerate(model, "plain")
 
@@ -31,7 +31,7 @@ def test_they_are_merged_from_the_rows_of_drawn_grids(tmp_path: Path) -> None:
         for picture in plain.generate_images(**request, **HOW, seed=5 + index).ids.tolist()
         for row in picture
     ]
-    side = painters.SIDE
+    side = image_models.SIDE
     assert (found.pictures, found.rows, found.codes) == (7, 7 * side, 7 * side**2)
     assert found.phrases == Phrases.build(rows, 9, 3)
     assert sum(found.lengths().values()) == len(found.phrases) > 0
@@ -45,6 +45,6 @@ def test_they_are_merged_from_the_rows_of_drawn_grids(tmp_path: Path) -> None:
 
 
 def test_lossy_pictures_teach_nothing() -> None:
-    relaxed = mmspec.accelerate(painters.llamagen_class(), "zipar")
+    relaxed = mmspec.accelerate(image_models.llamagen_class(), "zipar")
     with pytest.raises(ValueError, match="recipe 'zipar' is lossy"):
         learn_phrases(relaxed, [], {})

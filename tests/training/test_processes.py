@@ -31,11 +31,11 @@ def together(monkeypatch: pytest.MonkeyPatch, other: torch.Tensor) -> Processes:
 
 
 def test_one_process_is_alone() -> None:
-    processes = Processes.here()
+    processes = Processes.from_environment()
     layer = nn.Linear(2, 1)
     assert (processes.count, processes.is_first, processes.device) == (1, True, None)
     assert processes.share([1, 2, 3]) == [1, 2, 3]
-    assert processes.gathered(list(layer.parameters()), 0.25) == 0.25
+    assert processes.average_gradients(list(layer.parameters()), 0.25) == 0.25
     assert layer.weight.grad is None
 
 
@@ -45,7 +45,7 @@ def test_gradients_are_averaged_and_none_stays_none(monkeypatch: pytest.MonkeyPa
     learnt[0].grad = torch.tensor([1.0, 3.0])
     theirs = torch.tensor([3.0, 5.0, 2.0, 4.0, 0.0, 0.0, 0.5, 1.0, 1.0, 0.0])
     processes = together(monkeypatch, theirs)
-    assert processes.gathered(learnt, 1.5) == 1.0
+    assert processes.average_gradients(learnt, 1.5) == 1.0
     assert learnt[0].grad.tolist() == [2.0, 4.0]
     assert learnt[1].grad is not None
     assert learnt[1].grad.tolist() == [1.0, 2.0]
@@ -63,7 +63,7 @@ def test_without_accelerate_several_are_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setenv("WORLD_SIZE", "2")
     monkeypatch.setitem(sys.modules, "accelerate", None)
     with pytest.raises(ValueError, match=r"install mmspec\[train\]"):
-        Processes.here()
+        Processes.from_environment()
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def history(out: Path) -> list[dict[str, Any]]:
     return found
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_two_processes_learn_what_one_learns(data: Path, tmp_path: Path) -> None:
     for count in (1, 2):
         done = train(data, tmp_path / str(count), count, "--accumulate", "2")

@@ -13,16 +13,16 @@ from torch.testing import assert_close
 from mmspec.drafters.neural.feature_head import tap_of
 from mmspec.drafters.neural.head_prompt import head_prompt
 from mmspec.training import losses
-from mmspec.training.heads import EAGLE, Lesson, read_lesson
+from mmspec.training.heads import EAGLE, TrainingExample, read_example
 from mmspec.training.self_fed import (
     EAGLE3,
     HASS,
     aligned_loss,
     eagle3_loss,
     new_eagle3,
-    self_fed,
+    unroll_passes,
 )
-from mmspec.training.trainable import HeadTraining, learn
+from mmspec.training.trainable import HeadTraining, train_head
 from mmspec.training.vispec import VISPEC, text_loss, vispec_loss
 from tests.drafters.heads import endless
 from tests.drafters.state_heads import along, head_of, lesson, target
@@ -48,16 +48,16 @@ PASSES = 3
 )
 def test_a_pass_reads_what_drafting_reads(family: str, maker: str, parts: dict[str, Any]) -> None:
     """Slot t of pass i: true states of slots 0..t, then i self-fed steps with the true tokens."""
-    told, reader = lesson(family, 3), backbone(target(family))
+    example, reader = lesson(family, 3), backbone(target(family))
     head = head_of(family, maker, **parts)
-    read = read_lesson(reader, told, tap_of(head, reader))
-    prompt, last = head_prompt(head, reader, read.prompt), told.tokens.shape[1]
-    own = list(self_fed(head, prompt, last, PASSES))
-    wrong = list(self_fed(head, replace(prompt, positions=0 * prompt.positions), last, PASSES))
+    read = read_example(reader, example, tap_of(head, reader))
+    prompt, last = head_prompt(head, reader, read.prompt), example.tokens.shape[1]
+    own = list(unroll_passes(head, prompt, last, PASSES))
+    wrong = list(unroll_passes(head, replace(prompt, positions=0 * prompt.positions), last, PASSES))
     for again, states in enumerate(own):
         for row in range(3):
             for t in (0, 2, last - 1 - again):
-                path = told.tokens[row, t + 1 : t + 1 + again].tolist()
+                path = example.tokens[row, t + 1 : t + 1 + again].tolist()
                 expected, _ = along(reader, head, read, row, t + 1, path)
                 assert_close(states[row, t], expected, atol=1e-4, rtol=1e-4)
                 assert not torch.allclose(wrong[again][row, t], expected, atol=1e-4)
@@ -67,14 +67,14 @@ def test_a_pass_reads_what_drafting_reads(family: str, maker: str, parts: dict[s
 @torch.no_grad()
 def test_the_loss_of_eagle_3_by_hand() -> None:
     """Pass by pass, place by place; nothing behind the end of a row, nothing of other words."""
-    told, reader = lesson("llava", 3), backbone(target("llava"))
+    example, reader = lesson("llava", 3), backbone(target("llava"))
     head = head_of("llava", "eagle3", draft_vocab_size=100)
-    tokens = told.tokens.clone()
+    tokens = example.tokens.clone()
     tokens[1, 4:] = -1
-    read = read_lesson(reader, Lesson(told.inputs, tokens), tap_of(head, reader))
+    read = read_example(reader, TrainingExample(example.inputs, tokens), tap_of(head, reader))
     prompt, length = head_prompt(head, reader, read.prompt), tokens.shape[1]
     expected, taught = torch.zeros(()), 0
-    for late, own in enumerate(self_fed(head, prompt, length, PASSES)):
+    for late, own in enumerate(unroll_passes(head, prompt, length, PASSES)):
         found = []
         for row in range(3):
             for t in range(length - late):
@@ -87,27 +87,27 @@ def test_the_loss_of_eagle_3_by_hand() -> None:
         taught += len(found)
         expected = expected + 0.5**late * torch.stack(found).mean()
     assert 0 < taught < 3 * PASSES * length - 18
-    loss = eagle3_loss(reader, head, Lesson(told.inputs, tokens), PASSES, 0.5)
+    loss = eagle3_loss(reader, head, TrainingExample(example.inputs, tokens), PASSES, 0.5)
     assert_close(loss, expected, atol=1e-4, rtol=1e-4)
 
 
 @torch.no_grad()
 def test_one_pass_of_hass_is_eagles_loss_and_the_likeliest_tokens() -> None:
-    told, reader, head = lesson("llava", 3), backbone(target("llava")), head_of("llava")
-    read = read_lesson(reader, told, "hidden")
-    prompt, length = head_prompt(head, reader, read.prompt), told.tokens.shape[1]
-    own = next(self_fed(head, prompt, length, 1)).flatten(0, 1)
+    example, reader, head = lesson("llava", 3), backbone(target("llava")), head_of("llava")
+    read = read_example(reader, example, "hidden")
+    prompt, length = head_prompt(head, reader, read.prompt), example.tokens.shape[1]
+    own = next(unroll_passes(head, prompt, length, 1)).flatten(0, 1)
     said, wanted = (reader.head(states) for states in (own, read.next.flatten(0, 1)))
     regression = torch.nn.functional.smooth_l1_loss(own, read.next.flatten(0, 1))
     expected = regression + 0.1 * losses.soft_cross_entropy(said, wanted)
-    plain = aligned_loss(reader, head, told, 1, noise=0.0, top_weight=0.0)
+    plain = aligned_loss(reader, head, example, 1, noise=0.0, top_weight=0.0)
     assert_close(plain, expected, atol=1e-4, rtol=1e-4)
-    more = aligned_loss(reader, head, told, 1, noise=0.0)
+    more = aligned_loss(reader, head, example, 1, noise=0.0)
     top = losses.top_cross_entropy(said, wanted, 10)
     assert_close(more, expected + top, atol=1e-4, rtol=1e-4)
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     ("training", "maker", "parts", "rate"),
     [
@@ -121,17 +121,19 @@ def test_one_pass_of_hass_is_eagles_loss_and_the_likeliest_tokens() -> None:
 def test_learning_lowers_the_loss(
     training: HeadTraining, maker: str, parts: dict[str, Any], rate: float
 ) -> None:
-    told, reader, seen = lesson("llava", 3), backbone(target("llava")), list[float]()
+    example, reader, seen = lesson("llava", 3), backbone(target("llava")), list[float]()
     before = {name: one.clone() for name, one in target("llava").state_dict().items()}
     head = head_of("llava", maker, **parts)
-    learn(training, reader, head, endless(told), 10, rate, lambda *said: seen.append(said[3]))
+    train_head(
+        training, reader, head, endless(example), 10, rate, lambda *said: seen.append(said[3])
+    )
     assert seen[-1] < 0.95 * seen[0]
     assert not head.training
     assert all(torch.equal(one, before[name]) for name, one in reader.model.state_dict().items())
 
 
-def test_every_part_of_a_head_is_taught() -> None:
-    told, reader = lesson("llava", 3), backbone(target("llava"))
+def test_every_part_of_a_head_is_trained() -> None:
+    example, reader = lesson("llava", 3), backbone(target("llava"))
     for loss, maker, parts in (
         (vispec_loss, "feature", {"visual_slots": "compressed", "num_q": 2}),
         (text_loss, "feature", {"visual_slots": "compressed", "num_latents": 2}),
@@ -139,15 +141,15 @@ def test_every_part_of_a_head_is_taught() -> None:
         (eagle3_loss, "eagle3", {"num_steps": 2}),
     ):
         head = head_of("llava", maker, **parts)
-        torch.autograd.backward(loss(reader, head, told))
+        torch.autograd.backward(loss(reader, head, example))
         for name, weight in head.named_parameters():
             assert weight.grad is not None, name
             assert bool(weight.grad.any()), name
 
 
-def test_a_head_of_its_own_states_is_not_taught_the_targets() -> None:
-    with pytest.raises(ValueError, match="states of its own, which no state of the target"):
-        learn(EAGLE, backbone(target("llava")), head_of("llava", "eagle3"), iter(()), 1)
+def test_a_head_with_own_states_is_not_trained_on_the_targets() -> None:
+    with pytest.raises(ValueError, match="cannot be trained on them"):
+        train_head(EAGLE, backbone(target("llava")), head_of("llava", "eagle3"), iter(()), 1)
 
 
 def test_a_vocabulary_is_chosen_by_what_is_said() -> None:

@@ -8,52 +8,54 @@ import pytest
 import torch
 
 from mmspec.draft import Draft, Kind
+from mmspec.drafters.neural.draft_inputs import TargetFeatureInputs
 from mmspec.drafters.neural.massv import Projector
-from mmspec.drafters.neural.sight import TargetFeatures
-from mmspec.targets.memory import block
+from mmspec.targets.memory import build_block
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
-from mmspec.training.heads import Lesson
-from mmspec.training.small_model import MASSV, TaughtModel, new_model
+from mmspec.training.heads import TrainingExample
+from mmspec.training.small_model import MASSV, TrainableSmallModel, new_model
 from tests import toys
 from tests.toys.readers import backbone
 
 
-def _pair(family: str) -> tuple[Any, TaughtModel, Lesson]:
+def _pair(family: str) -> tuple[Any, TrainableSmallModel, TrainingExample]:
     target = backbone(toys.model(family))
     given = toys.inputs(family, batch=2, ragged=True)
     torch.manual_seed(0)
     small = toys.model("llama", layers=1, hidden_size=48)
     width = target.tower_width or target.config.hidden_size
     tokens = torch.tensor([[5, 9, 7], [4, 6, -1]])
-    return target, TaughtModel(small, Projector(width, 48)), Lesson(given, tokens)
+    return target, TrainableSmallModel(small, Projector(width, 48)), TrainingExample(given, tokens)
 
 
 @pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
-def test_a_lesson_is_read_as_drafting_reads_it(family: str) -> None:
+def test_an_example_is_read_as_in_drafting(family: str) -> None:
     """The same logits behind a ragged prompt with pictures, token by token."""
-    target, head, lesson = _pair(family)
-    reader, tokens = target.reader_of(head.language_model), lesson.tokens.clamp_min(0)
+    target, head, example = _pair(family)
+    reader, tokens = target.make_reader(head.language_model), example.tokens.clamp_min(0)
     layout = target.feature_layout(tower=True)
     with torch.no_grad():
-        view = TargetFeatures(layout, target, None, head.projector)
-        prompt = view.unthinned(lesson.inputs, reader)
+        view = TargetFeatureInputs(layout, target, None, head.projector)
+        prompt = view.build_uncompressed(example.inputs, reader)
         taught = head.logits(prompt, tokens, reader)
-        memory, first, _ = reader.prefill(prompt, room=8)
-        layed = block(tokens[:, :1].tolist(), Draft.chain(tokens[:, 1:], Kind.DET), memory.like)
+        memory, first, _ = reader.prefill(prompt, extra_slots=8)
+        layed = build_block(
+            tokens[:, :1].tolist(), Draft.chain(tokens[:, 1:], Kind.DET), memory.like
+        )
         behind, _ = reader.read(memory, layed)
     drafted = torch.cat((first[:, None], behind[:, :-1]), 1)
     torch.testing.assert_close(taught, drafted, atol=1e-5, rtol=1e-5)
-    other = {**lesson.inputs, "pixel_values": lesson.inputs["pixel_values"].flip(-1) + 1}
+    other = {**example.inputs, "pixel_values": example.inputs["pixel_values"].flip(-1) + 1}
     with torch.no_grad():
-        seen = head.logits(view.unthinned(other, reader), tokens, reader)
+        seen = head.logits(view.build_uncompressed(other, reader), tokens, reader)
     assert not torch.allclose(seen, taught, atol=1e-5)  # it does see the picture
 
 
 def test_the_projector_learns_alone_and_then_both_learn() -> None:
-    target, head, lesson = _pair("llava")
+    target, head, example = _pair("llava")
     trainer = HeadTrainer(MASSV, target, head, TrainingSettings(10, 1e-3))
-    assert [stage.fall.steps for stage in trainer.stages] == [2, 8]
-    assert trainer.stages[0].fall.rate == pytest.approx(10 * trainer.stages[1].fall.rate)
+    assert [stage.decay.steps for stage in trainer.stages] == [2, 8]
+    assert trainer.stages[0].decay.rate == pytest.approx(10 * trainer.stages[1].decay.rate)
 
     def weights(part: torch.nn.Module) -> torch.Tensor:
         return torch.cat([one.detach().flatten() for one in part.parameters()])
@@ -62,7 +64,7 @@ def test_the_projector_learns_alone_and_then_both_learn() -> None:
     own, eyes = weights(head.language_model), weights(head.projector)
     moved = []
     for _ in range(3):
-        trainer.step([lambda: lesson])
+        trainer.step([lambda: example])
         changed = [weights(head.language_model), weights(head.projector)]
         moved.append([not torch.equal(changed[0], own), not torch.equal(changed[1], eyes)])
         own, eyes = changed
@@ -71,15 +73,15 @@ def test_the_projector_learns_alone_and_then_both_learn() -> None:
 
 def test_an_average_of_a_weight_with_two_names_is_kept() -> None:
     """Embeddings and output head are one table; its average must not be lost to the other name."""
-    target, _, lesson = _pair("llava")
+    target, _, example = _pair("llava")
     torch.manual_seed(0)
     tied = new_model(target, num_hidden_layers=1, tie_word_embeddings=True)
     width = int(target.tower_width)
-    head = TaughtModel(tied, Projector(width, target.config.hidden_size))
+    head = TrainableSmallModel(tied, Projector(width, target.config.hidden_size))
     trainer = HeadTrainer(MASSV, target, head, TrainingSettings(4, 1e-2, ema=0.9))
     for _ in range(4):
-        trainer.step([lambda: lesson])
-    table = trainer.learnt().language_model.lm_head.weight
+        trainer.step([lambda: example])
+    table = trainer.trained_head().language_model.lm_head.weight
     (name,) = (one for one in trainer.average if "embed_tokens" in one)
     assert torch.equal(table, trainer.average[name])
     assert not torch.equal(table, trainer.head.language_model.lm_head.weight)
@@ -89,5 +91,5 @@ def test_a_decoder_that_is_no_language_model_needs_a_small_one() -> None:
     target = backbone(toys.model("qwen2_5_vl"))
     with pytest.raises(ValueError, match=r"no small language model can be made of .*--drafter"):
         MASSV.begin(target, torch.ones(3))
-    with pytest.raises(ValueError, match="wide is no part of a LlamaConfig"):
+    with pytest.raises(ValueError, match="wide is not a field of LlamaConfig"):
         MASSV.begin(backbone(toys.model("llava")), torch.ones(3), wide=3)

@@ -10,11 +10,11 @@ import torch
 
 import mmspec
 from mmspec import recipes
-from mmspec.models.fingerprint import KEY
-from mmspec.training.head_trainer import HeadTrainer, Shuffle, TrainingSettings
-from mmspec.training.heads import Lesson
+from mmspec.models.compatibility import KEY
+from mmspec.training.head_trainer import HeadTrainer, ShuffledBatches, TrainingSettings
+from mmspec.training.heads import TrainingExample
 from tests import toys
-from tests.drafters.heads import answer
+from tests.drafters.heads import greedy_example
 from tests.toys.readers import backbone
 
 POLICIES = ("oft-draft",)  # of a policy, whose actions have a length of their own
@@ -26,9 +26,9 @@ TRAINABLE = [
 
 
 @lru_cache(maxsize=2)
-def said(family: str) -> Lesson:
-    lesson, _ = answer(toys.model(family), toys.inputs(family, batch=2, ragged=True), 9)
-    return lesson
+def said(family: str) -> TrainingExample:
+    example, _ = greedy_example(toys.model(family), toys.inputs(family, batch=2, ragged=True), 9)
+    return example
 
 
 def untrained(recipe: str, model: Any, seed: int = 0, **settings: Any) -> HeadTrainer:
@@ -46,7 +46,7 @@ def taught(trainer: HeadTrainer, steps: int) -> list[float]:
     return [trainer.step([lambda: said("llava")]) for _ in range(steps)]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("recipe", TRAINABLE)
 def test_every_recipe_with_a_declaration_learns(recipe: str) -> None:
     """The loss falls, the head knows its target, and drafts for it under its recipe."""
@@ -54,7 +54,7 @@ def test_every_recipe_with_a_declaration_learns(recipe: str) -> None:
     trainer = untrained(recipe, model)
     losses = taught(trainer, 6)
     assert losses[-1] < losses[0]
-    head = trainer.learnt()
+    head = trainer.trained_head()
     assert KEY in vars(head.config)
     training = recipes.get(recipe).training
     assert training is not None
@@ -83,7 +83,7 @@ def test_a_state_is_all_that_the_next_step_depends_on() -> None:
     taught(whole, 4)
     taught(cut, 2)
     other = untrained("eagle-3", model, seed=1, ema=0.9)
-    other.restore({name: one.clone() for name, one in cut.state().items()}, cut.taken)
+    other.restore({name: one.clone() for name, one in cut.state().items()}, cut.num_steps_done)
     taught(other, 2)
     ours, theirs = other.state(), whole.state()
     assert ours.keys() == theirs.keys()
@@ -98,11 +98,11 @@ def test_a_loss_that_is_no_number_stops() -> None:
 
 def test_a_shuffle_shows_everything_once_and_keeps_sorts_apart() -> None:
     sizes, sorts = list(range(23)), [place % 3 == 0 for place in range(23)]
-    shuffle = Shuffle(sizes, sorts, batch=4, seed=1)
+    shuffle = ShuffledBatches(sizes, sorts, batch=4, seed=1)
     each = len(shuffle.batches)
     epochs = [[shuffle.at(number) for number in range(each * at, each * (at + 1))] for at in (0, 1)]
     for epoch in epochs:
         assert sorted(item for batch in epoch for item in batch) == sizes
         assert all(len({sorts[item] for item in batch}) == 1 for batch in epoch)
     assert epochs[0] != epochs[1]
-    assert shuffle.at(3) == Shuffle(sizes, sorts, batch=4, seed=1).at(3)  # also going back
+    assert shuffle.at(3) == ShuffledBatches(sizes, sorts, batch=4, seed=1).at(3)  # also going back

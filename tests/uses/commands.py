@@ -10,9 +10,9 @@ from random import Random
 
 from mmspec import recipes, registry, zoo
 from mmspec.cli import main
-from mmspec.cli.options import PARTS, dashed, settings_for
+from mmspec.cli.options import PARTS, flag, select_settings
 from tests.toys.folders import DAMAGES, SPOIL_THE_MODEL
-from tests.uses.judging import LIMIT_S, Endless, Judged, limited, missing
+from tests.uses.judging import LIMIT_S, Endless, Judgement, missing, time_limit
 
 Line = tuple[list[str], list[str]]  # what is typed, and what an error has to name one of
 
@@ -85,11 +85,11 @@ def line(rng: Random, root: Path) -> Line:
     return [word.replace("FILE", str(root / "file")) for word in words], wrong
 
 
-def _asked(rng: Random, root: Path, **said: str) -> tuple[list[str], str]:
+def _build_command(rng: Random, root: Path, **options: str) -> tuple[list[str], str]:
     """A command that would be right and quick, and its modality."""
-    owner = said.get("modality") or rng.choice([*TARGETS])
-    command = said.get("command") or rng.choice(COMMANDS[:2])
-    words = [command, "--model", said.get("model", TARGETS[owner])]
+    owner = options.get("modality") or rng.choice([*TARGETS])
+    command = options.get("command") or rng.choice(COMMANDS[:2])
+    words = [command, "--model", options.get("model", TARGETS[owner])]
     words += ["--prompt", PROMPTS[owner]] if command != "certify" else []
     quick = {"generate": ["--no-compare"], "bench": ["--repeats", "1", "--no-peers"]}
     words += quick.get(command, [])
@@ -105,7 +105,7 @@ def _bare(rng: Random, root: Path) -> Line:
 
 def _option(rng: Random, root: Path) -> Line:
     """An option that there is not, or a value that is missing."""
-    words, _ = _asked(rng, root)
+    words, _ = _build_command(rng, root)
     option = rng.choice(("--modle", "--recpie", "--temprature", "--steps-mpa", "-x", "--no-json"))
     if rng.random() < 0.3:
         return [*words, last := rng.choice(("--recipe", "--seed", "--drafter"))], [last]
@@ -114,12 +114,12 @@ def _option(rng: Random, root: Path) -> Line:
 
 def _value(rng: Random, root: Path) -> Line:
     """A setting of the modality, or an option of all, with a value of another kind or range."""
-    words, owner = _asked(rng, root)
-    every = settings_for(registry.get(owner), words[0])
+    words, owner = _build_command(rng, root)
+    every = select_settings(registry.get(owner), words[0])
     limited_ones = [one for one in every if set(one.metadata) & {"min", "max", "choices"}]
     if rng.random() < 0.5 and limited_ones:
         one = rng.choice(limited_ones)
-        name = dashed(one.name)
+        name = flag(one.name)
         is_words = one.metadata.get("choices") is not None
         least = one.metadata.get("min", 1)
         low = [value for value in LOW if float(value) < least]
@@ -139,21 +139,21 @@ def _value(rng: Random, root: Path) -> Line:
 
 def _foreign(rng: Random, root: Path) -> Line:
     """An option of another modality."""
-    words, owner = _asked(rng, root)
+    words, owner = _build_command(rng, root)
     modality = registry.get(owner)
-    known = {one.name for one in settings_for(modality, words[0])} | set(modality.parts)
+    known = {one.name for one in select_settings(modality, words[0])} | set(modality.parts)
     others = {
         one.name: isinstance(one.default, bool)
         for other in registry.modalities().values()
-        for one in settings_for(other, words[0])
+        for one in select_settings(other, words[0])
     }
     name = rng.choice(sorted({*others, *PARTS} - known))
-    return [*words, dashed(name), *([] if others.get(name) else ["1"])], [dashed(name), name]
+    return [*words, flag(name), *([] if others.get(name) else ["1"])], [flag(name), name]
 
 
 def _recipe(rng: Random, root: Path) -> Line:
     """A recipe of another modality, or a misspelt one, or a rule that there is not."""
-    words, owner = _asked(rng, root)
+    words, owner = _build_command(rng, root)
     if rng.random() < 0.2:
         return [*words, "--verifier", "exactly"], ["exactly"]
     own = recipes.names(registry.get(owner).decodes)
@@ -164,7 +164,7 @@ def _recipe(rng: Random, root: Path) -> Line:
 
 def _drafter(rng: Random, root: Path) -> Line:
     """A draft model that is missing, damaged, of another sort, or not wanted."""
-    words, owner = _asked(rng, root)
+    words, owner = _build_command(rng, root)
     others = [name for name in zoo.names() if zoo.modality(name).name != owner]
     name = rng.choice(SPOIL_THE_MODEL)
     folder = str(root / name)
@@ -181,7 +181,7 @@ def _model(rng: Random, root: Path) -> Line:
     model = rng.choice((str(root / name), str(root / name), "zoo:nope", "./nowhere", "FILE", ""))
     if rng.random() < 0.2:
         model = str(root / "empty")
-    words, _ = _asked(rng, root, model=model)
+    words, _ = _build_command(rng, root, model=model)
     if rng.random() < 0.2:
         words += ["--modality", rng.choice(("music", "mar", "image", "diffusion"))]
     if rng.random() < 0.3:
@@ -196,11 +196,11 @@ def _file(rng: Random, root: Path) -> Line:
     """Files that cannot be read or written."""
     kind = rng.choice(("image", "out", "map"))
     if kind == "image":
-        words, _ = _asked(rng, root, modality="vlm", command="generate")
+        words, _ = _build_command(rng, root, modality="vlm", command="generate")
         picture = rng.choice(("none.png", "FILE", str(root / "empty"), str(root / "cut.png"), ""))
         return [*words, "--image", picture], [Path(picture).name or "no picture", "file", "picture"]
     owner = rng.choice([*TARGETS])
-    words, _ = _asked(rng, root, modality=owner, command="generate")
+    words, _ = _build_command(rng, root, modality=owner, command="generate")
     words = words[: words.index("--out")] if "--out" in words else words
     odd = ("nowhere/x.png", str(root / "empty"), "x.exe", "picture", "/proc/x/y.png")
     file = rng.choice((*odd, "x.png") if owner == "vlm" else odd)
@@ -212,27 +212,27 @@ def _file(rng: Random, root: Path) -> Line:
 Run = Callable[[Sequence[str]], tuple[int, str, str]]  # exit code, stdout, stderr
 
 
-def judged(words: Sequence[str], wrong: Sequence[str], run: Run) -> Judged:
+def judge_command(words: Sequence[str], wrong: Sequence[str], run: Run) -> Judgement:
     """One line on stderr that says what to do, and an exit code that is not 0."""
     text = f"mmspec {' '.join(repr(word) if not word or ' ' in word else word for word in words)}"
     try:
         code, out, err = run(words)
     except Endless:
-        return Judged(text, "endless", f"stopped after {LIMIT_S} s")
+        return Judgement(text, "endless", f"stopped after {LIMIT_S} s")
     if "Traceback" in err or "Traceback" in out:
-        return Judged(text, "traceback", err[-2000:])
+        return Judgement(text, "traceback", err[-2000:])
     if code == 0:
-        return Judged(text, "accepted", out[:200])
-    told = [one.removeprefix("error: ") for one in err.splitlines() if one.startswith("error: ")]
-    lacks = "one line" if len(told) != 1 else missing(told[0], wrong)
+        return Judgement(text, "accepted", out[:200])
+    errors = [one.removeprefix("error: ") for one in err.splitlines() if one.startswith("error: ")]
+    lacks = "one line" if len(errors) != 1 else missing(errors[0], wrong)
     lacks = "another error" if "MMSPEC_DEBUG=1 shows where" in err else lacks
-    return Judged(text, "no fix" if lacks else "fixable", f"[{lacks}] {err}")
+    return Judgement(text, "no fix" if lacks else "fixable", f"[{lacks}] {err}")
 
 
 def in_process(words: Sequence[str]) -> tuple[int, str, str]:
     """A command here, with what it prints."""
     out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), limited(LIMIT_S):
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err), time_limit(LIMIT_S):
         try:
             code = main(list(words))
         except SystemExit as error:

@@ -13,7 +13,7 @@ import torch
 import mmspec
 from mmspec import compressors, recipes, registry, zoo
 from mmspec.trees import Tree
-from mmspec.verifiers import named
+from mmspec.verifiers import parse_verifier
 from tests.toys.folders import SPOIL_THE_MODEL
 from tests.uses.judging import Misuse
 from tests.uses.requests import NAN, _parts
@@ -150,13 +150,13 @@ def _function(rng: Random, folders: Path) -> Misuse:
         f"load({name}, model)": (partial(mmspec.load, folder, text.model), [name]),
         f"load({odd!r})": (partial(mmspec.load, odd), [str(odd), repr(odd)]),
         f"recipes.get({odd!r})": (partial(recipes.get, odd), [str(odd)]),
-        f"recipes.about({odd!r})": (partial(recipes.about, odd), [str(odd)]),
+        f"recipes.describe({odd!r})": (partial(recipes.describe, odd), [str(odd)]),
         f"zoo.load({odd!r})": (partial(zoo.load, odd), [str(odd)]),
         f"zoo.path({odd!r})": (partial(zoo.path, odd), [str(odd)]),
         f"zoo.processor({odd!r})": (partial(zoo.processor, odd), [str(odd)]),
         f"registry.get({odd!r})": (partial(registry.get, odd), [str(odd)]),
-        f"verifiers.named({odd!r})": (partial(named, odd), [str(odd)]),
-        f"compressors.named({odd!r})": (partial(compressors.named, odd), [str(odd)]),
+        f"verifiers.parse_verifier({odd!r})": (partial(parse_verifier, odd), [str(odd)]),
+        f"compressors.named({odd!r})": (partial(compressors.parse_compressor, odd), [str(odd)]),
         f"Tree.branching({odd!r})": (partial(Tree.branching, odd), [str(odd)]),
         f"save_pretrained({name})": (
             partial(text.fast.save_pretrained, folders / "file"),

@@ -34,7 +34,7 @@ class Misuse:
 
 
 @dataclass(frozen=True)
-class Judged:
+class Judgement:
     """What became of it."""
 
     text: str
@@ -47,7 +47,7 @@ class Endless(BaseException):
 
 
 @contextmanager
-def limited(seconds: float) -> Iterator[None]:
+def time_limit(seconds: float) -> Iterator[None]:
     """Stop what takes longer; only where Python runs at all."""
 
     def stop(number: int, frame: FrameType | None) -> None:
@@ -76,22 +76,22 @@ def missing(message: str, wrong: Sequence[str]) -> str:
     return "" if REMEDY.search(message) else "a remedy"
 
 
-def judged(use: Misuse) -> Judged | None:
+def judge(use: Misuse) -> Judgement | None:
     """None for a use that is not wrong after all: the library itself takes it too."""
     try:
-        with limited(LIMIT_S):
+        with time_limit(LIMIT_S):
             use.call()
     except Endless:
-        return Judged(use.text, "endless", f"stopped after {LIMIT_S} s")
+        return Judgement(use.text, "endless", f"stopped after {LIMIT_S} s")
     except (ValueError, TypeError, OSError) as error:
         lacks = missing(str(error), use.wrong)
         shown = f"{type(error).__name__}: {error}"
-        return Judged(use.text, "no fix" if lacks else "fixable", f"[{lacks}] {shown}")
+        return Judgement(use.text, "no fix" if lacks else "fixable", f"[{lacks}] {shown}")
     except Exception as error:  # whatever else comes out was not meant for the user
-        return Judged(use.text, "no fix", f"[another error] {type(error).__name__}: {error}")
+        return Judgement(use.text, "no fix", f"[another error] {type(error).__name__}: {error}")
     if use.stock is not None and not _refuses(use.stock):
         return None
-    return Judged(use.text, "accepted", "")
+    return Judgement(use.text, "accepted", "")
 
 
 def _refuses(call: Callable[[], Any]) -> bool:
@@ -102,7 +102,7 @@ def _refuses(call: Callable[[], Any]) -> bool:
     return False
 
 
-def report(found: Sequence[Judged]) -> str:
+def report(found: Sequence[Judgement]) -> str:
     """Everything that is not as it should be, one kind after the other."""
     counts = Counter(one.fate for one in found)
     lines = [", ".join(f"{count} {fate}" for fate, count in sorted(counts.items()))]

@@ -130,17 +130,17 @@ def misuse(rng: Random, only: tuple[str, ...] | None = None) -> Misuse:
     subject = SUBJECTS[rng.choice(only or tuple(SUBJECTS))]
     given, harms = dict(subject.request()), rng.choice((1, 1, 1, 2))
     wrong: list[str] = []
-    said: list[str] = []
+    descriptions: list[str] = []
     for _ in range(harms):
-        words, told = rng.choice((_setting, _setting, _tensor, _unknown, _ours))(
+        words, description = rng.choice((_setting, _setting, _tensor, _unknown, _ours))(
             rng, subject, given
         )
         wrong += words
-        said.append(told)
-    text = f"{subject.name}.{subject.call}: {'; '.join(said)}"
+        descriptions.append(description)
+    text = f"{subject.name}.{subject.call}: {'; '.join(descriptions)}"
     is_shared = subject.stock and not set(given) & {"seed", "row_ids", "on_round", "eta", "churn"}
-    stock = partial(subject.ask_the_library, given) if is_shared else None
-    return Misuse(text, tuple(wrong), partial(subject.ask, given), stock)
+    stock = partial(subject.run_library, given) if is_shared else None
+    return Misuse(text, tuple(wrong), partial(subject.run, given), stock)
 
 
 Harm = tuple[list[str], str]

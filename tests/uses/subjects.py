@@ -13,7 +13,7 @@ import mmspec
 from mmspec import recipes, zoo
 from mmspec.zoo import language
 from tests import toys
-from tests.toys import controlled_pipelines, embedded_pipelines, mar, painters, pipelines
+from tests.toys import controlnet_pipelines, embedded_pipelines, image_models, mar, pipelines
 from tests.toys.texts import prompts, text
 
 LESS = {"max_new_tokens": 3}
@@ -33,17 +33,17 @@ class Subject:
 
     @property
     def model(self) -> Any:
-        return _made(self.name)
+        return _build_model(self.name)
 
     @property
     def fast(self) -> mmspec.Accelerated:
         return _accelerated(self.name)
 
-    def ask(self, request: Mapping[str, Any]) -> Any:
+    def run(self, request: Mapping[str, Any]) -> Any:
         """Our answer."""
         return getattr(self.fast, self.call)(**request)
 
-    def ask_the_library(self, request: Mapping[str, Any]) -> Any:
+    def run_library(self, request: Mapping[str, Any]) -> Any:
         """Its own answer to the same."""
         with torch.no_grad():
             return getattr(self.model, self.call)(**request)
@@ -63,7 +63,7 @@ def _texts(name: str) -> Subject:
 
 
 def _painter(family: str) -> Subject:
-    make, how = painters.PAINTERS[family], {"guidance": 2.0}
+    make, how = image_models.PAINTERS[family], {"guidance": 2.0}
     if family == "chameleon":
         how = {"guidance": 1.0}
     size = {} if family.startswith(("llamagen", "janus", "chameleon")) else {"grid": (2, 2)}
@@ -71,7 +71,7 @@ def _painter(family: str) -> Subject:
         family,
         "tokens",
         make,
-        lambda: {**painters.request(family), **how, **size},
+        lambda: {**image_models.request(family), **how, **size},
         call="generate_images",
         stock=False,
     )
@@ -82,7 +82,7 @@ def _pipeline(name: str, recipe: str) -> Subject:
         f"{name} pipeline",
         "latents",
         lambda: pipelines.pipeline(name),
-        lambda: {**pipelines.asked(name), "num_inference_steps": 4, "output_type": "np"},
+        lambda: {**pipelines.build_request(name), "num_inference_steps": 4, "output_type": "np"},
         lambda: {"recipe": recipe},
         call="__call__",
     )
@@ -90,13 +90,13 @@ def _pipeline(name: str, recipe: str) -> Subject:
 
 def _controlled() -> Subject:
     def request() -> dict[str, Any]:
-        _, given = controlled_pipelines.controlled("sd")
+        _, given = controlnet_pipelines.build_pipeline("sd")
         return {**given, "num_inference_steps": 4, "output_type": "np"}
 
     return Subject(
         "ControlNet pipeline",
         "latents",
-        lambda: controlled_pipelines.controlled("sd")[0],
+        lambda: controlnet_pipelines.build_pipeline("sd")[0],
         request,
         lambda: {"recipe": "asd"},
         call="__call__",
@@ -107,8 +107,8 @@ def _experts() -> Subject:
     return Subject(
         "Wan pipeline",
         "latents",
-        lambda: embedded_pipelines.embedded("wan-2.2")[0],
-        lambda: {**embedded_pipelines.embedded("wan-2.2")[1], "num_inference_steps": 4},
+        lambda: embedded_pipelines.build_pipeline("wan-2.2")[0],
+        lambda: {**embedded_pipelines.build_pipeline("wan-2.2")[1], "num_inference_steps": 4},
         lambda: {"recipe": "asd"},
         call="__call__",
     )
@@ -153,7 +153,7 @@ SUBJECTS = {
     for one in (
         *map(_tokens, ("llama", "gemma3-text", "llava", "qwen2_5_vl", "idefics3", "whisper")),
         _texts("gpt2"),
-        *map(_painter, painters.PAINTERS),
+        *map(_painter, image_models.PAINTERS),
         _drawing_mar(),
         _pipeline("ddpm", "asd"),
         _pipeline("sd", "asd"),
@@ -167,7 +167,7 @@ SUBJECTS = {
 
 
 @cache
-def _made(name: str) -> Any:
+def _build_model(name: str) -> Any:
     return SUBJECTS[name].make()
 
 

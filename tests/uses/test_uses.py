@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from mmspec import zoo
-from tests.toys.folders import damaged, text_pair
+from tests.toys.folders import copy_damaged, text_pair
 from tests.uses import commands, constructions, requests
-from tests.uses.judging import Judged, judged, report
+from tests.uses.judging import Judgement, judge, report
 
 UNFIXABLE = 0.05  # share of errors that name no fix
 SEED = int(os.environ.get("MMSPEC_USES_SEED", "17"))  # another seed makes another sample
@@ -31,7 +31,7 @@ SEED = int(os.environ.get("MMSPEC_USES_SEED", "17"))  # another seed makes anoth
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("folders")
     text_pair(root)
-    damaged(root / "text", root)
+    copy_damaged(root / "text", root)
     (root / "empty").mkdir()
     (root / "file").write_text("nothing")
     (root / "cut.png").write_bytes(b"\x89PNG\r\n\x1a\n123")
@@ -45,28 +45,28 @@ def _read_once(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(zoo, "processor", cache(zoo.processor))
 
 
-def calls(count: int, folders: Path) -> list[Judged]:
+def calls(count: int, folders: Path) -> list[Judgement]:
     """So many wrong calls, without those that the library takes as well."""
-    rng, found = Random(SEED), list[Judged]()
+    rng, found = Random(SEED), list[Judgement]()
     while len(found) < count:
         torch.manual_seed(0)
         is_request = rng.random() < 0.6
         use = requests.misuse(rng) if is_request else constructions.misuse(rng, folders)
-        one = judged(use)
+        one = judge(use)
         found += [] if one is None else [one]
     return found
 
 
-def lines(count: int, folders: Path, run: commands.Run = commands.in_process) -> list[Judged]:
+def lines(count: int, folders: Path, run: commands.Run = commands.in_process) -> list[Judgement]:
     rng = Random(SEED)
-    return [commands.judged(*commands.line(rng, folders), run) for _ in range(count)]
+    return [commands.judge_command(*commands.line(rng, folders), run) for _ in range(count)]
 
 
-def check(found: Sequence[Judged]) -> None:
+def check(found: Sequence[Judgement]) -> None:
     fates = Counter(one.fate for one in found)
-    told = report(found)
-    assert not {"accepted", "endless", "traceback"} & set(fates), told
-    assert fates["no fix"] <= UNFIXABLE * len(found), told
+    text = report(found)
+    assert not {"accepted", "endless", "traceback"} & set(fates), text
+    assert fates["no fix"] <= UNFIXABLE * len(found), text
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])

@@ -1,8 +1,8 @@
-"""One round of a verifier on many rows at once, and the tests that its states must pass.
+"""One round of a verifier on many rows at once, and the statistical tests of its states.
 
-Whatever was drafted, the states that come out, each measured from the target's mean in standard
-deviations, must be independent standard normals. That is the whole of losslessness; acceptance and
-coupling are tested beside it, because a verifier that always draws anew passes it too.
+For any draft, the output states, measured from the target's mean in standard deviations, must be
+independent standard normals. This is equivalent to losslessness. Acceptance and coupling are tested
+separately, because a verifier that always samples again passes it too.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from mmspec.distributions.gaussian import Driving, Gaussian
+from mmspec.distributions.gaussian import DrivingNoise, Gaussian
 from mmspec.distributions.noise import KeyedNoise, Lane
 from mmspec.draft import Draft, Kind, Scores, Verifier
 from mmspec.trees import Tree
@@ -63,8 +63,8 @@ def apart(r: float, d: int, *, width: int = 1, at: float = 0.0, std: float = 0.7
 
 
 @dataclass(frozen=True)
-class Played:
-    """What came of it, per row; continued by the target to one state behind the deepest draft."""
+class RoundOutcome:
+    """The result per row, continued by the target to one state after the deepest draft."""
 
     increments: Tensor  # (n, D + 1, d), (x - m_p) / s
     length: Tensor  # (n,)
@@ -72,11 +72,11 @@ class Played:
     following: Tensor  # (n, d)
 
 
-def play(verifier: Verifier, case: Case, n: int, seed: int = 0) -> Played:
-    """Draft from the origin, verify, and go on with the target."""
+def play(verifier: Verifier, case: Case, n: int, seed: int = 0) -> RoundOutcome:
+    """Draft from the origin, verify, and continue with the target."""
     generator = torch.Generator().manual_seed(seed)
     noise = KeyedNoise(torch.randint(-(2**62), 2**62, (n,), generator=generator))
-    draft, scores = drafted(case, noise, n)
+    draft, scores = make_draft(case, noise, n)
     verdict = verifier.verify(draft, scores, noise)
     following = verdict.next
     assert following is not None
@@ -89,16 +89,16 @@ def play(verifier: Verifier, case: Case, n: int, seed: int = 0) -> Played:
             token = draft.tokens[rows, verdict.path[:, level].clamp_min(0)]
             x = torch.where((level < verdict.length)[:, None], token, x)
         found.append((x - mean) / case.std)
-    return Played(torch.stack(found, 1), verdict.length, draft.tokens, following)
+    return RoundOutcome(torch.stack(found, 1), verdict.length, draft.tokens, following)
 
 
-def drafted(case: Case, noise: KeyedNoise, n: int) -> tuple[Draft, Scores]:
-    """A draft of the case, and what the target says about it."""
+def make_draft(case: Case, noise: KeyedNoise, n: int) -> tuple[Draft, Scores]:
+    """A draft of the case, and the target's scores of it."""
     tree, depth = case.tree, torch.tensor(case.tree.depths, dtype=torch.int64)
     position = torch.cat([torch.zeros(1, dtype=torch.int64), depth + 1]).expand(n, -1) + 1
-    keys = noise.shared(position[:, :-1] if tree.is_chain else position[:, 1:] - 1)
+    keys = noise.shared_keys(position[:, :-1] if tree.is_chain else position[:, 1:] - 1)
     if case.kind is Kind.IID:
-        keys = noise.fresh(Lane.DRAFT, torch.arange(tree.nodes))
+        keys = noise.fresh_keys(Lane.DRAFT, torch.arange(tree.nodes))
     driving = keys.normal(case.d)
     std = case.std if case.draft_std is None else case.draft_std
     states, means = [torch.zeros(n, case.d)], []
@@ -111,7 +111,9 @@ def drafted(case: Case, noise: KeyedNoise, n: int) -> tuple[Draft, Scores]:
     mask = None
     if case.ragged:
         mask = torch.arange(tree.nodes) < (torch.arange(n) % (tree.nodes + 1))[:, None]
-    return Draft.of(tree, tokens, case.kind, distribution, mask, Driving(driving)), scores
+    return Draft.from_tree(
+        tree, tokens, case.kind, distribution, mask, DrivingNoise(driving)
+    ), scores
 
 
 def check_normal(x: Tensor, what: str) -> None:  # (n,)
@@ -125,7 +127,7 @@ def check_normal(x: Tensor, what: str) -> None:  # (n,)
     assert distance < most, f"{what}: distance {distance:.5f}, at most {most:.5f} by chance"
 
 
-def check_distribution(played: Played, case: Case) -> None:
+def check_distribution(played: RoundOutcome, case: Case) -> None:
     """The first state, along the line of the means and across it."""
     first = played.increments[:, 0]
     check_normal(first @ case.unit(), "along")
@@ -133,14 +135,14 @@ def check_distribution(played: Played, case: Case) -> None:
         check_normal(first @ case.across(), "across")
 
 
-def check_untouched(played: Played, case: Case) -> None:
-    """What is orthogonal to the line has nothing to do with being refused (equal deviations)."""
+def check_untouched(played: RoundOutcome, case: Case) -> None:
+    """The component orthogonal to the line is independent of rejection (equal deviations)."""
     refused = played.increments[played.length == 0, 0]
     if case.d > 1:
         check_normal(refused @ case.across(), "across, where refused")
 
 
-def check_joint(played: Played, cells: int = 6) -> None:
+def check_joint(played: RoundOutcome, cells: int = 6) -> None:
     """All increments along the first axis at once: chi-square over equally likely boxes."""
     axis = played.increments[..., 0].double()
     place = (torch.special.ndtr(axis) * cells).long().clamp(0, cells - 1)
@@ -154,15 +156,15 @@ def check_joint(played: Played, cells: int = 6) -> None:
     assert statistic < most, f"joint: chi-square {statistic:.0f}, at most {most:.0f} by chance"
 
 
-def check_acceptance(played: Played, expected: float) -> None:
+def check_acceptance(played: RoundOutcome, expected: float) -> None:
     """The share of rows that kept their first state, within 4.5 standard errors (p = 7e-6)."""
     share, n = float((played.length > 0).double().mean()), len(played.length)
     error = math.sqrt(max(expected * (1 - expected), 1 / n) / n)
     assert abs(share - expected) < 4.5 * error, f"acceptance {share:.4f}, expected {expected:.4f}"
 
 
-def check_coupling(played: Played, case: Case) -> None:
-    """A refused state is moved along the line of the means, and nowhere else."""
+def check_coupling(played: RoundOutcome, case: Case) -> None:
+    """A rejected state is moved along the line of the means only."""
     moved = (played.following - played.drafted[:, 0])[played.length == 0]
     moved = moved / case.std
     away = moved - (moved @ case.unit())[:, None] * case.unit()
@@ -179,7 +181,7 @@ BENT = Case(  # means that depend on the state, and come closer and drift apart 
 
 
 def overlap(r: float) -> float:
-    """2 Phi(-r / 2): what a maximal coupling accepts."""
+    """2 Phi(-r / 2): the acceptance of a maximal coupling."""
     return math.erfc(r / math.sqrt(8))
 
 

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
+from mmspec import verifiers
 from mmspec.draft import Rule, RuleSchedule, Verifier
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.confidence_floor import ConfidenceFloor
 from mmspec.verifiers.coupled import Coupled
-from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.kseq import KSeq
 from mmspec.verifiers.lenience import Lenience
-from mmspec.verifiers.likelihood_floor import LikelihoodFloor
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.multi_draw import MultiDraw
 from mmspec.verifiers.rank_limit import RankLimit
@@ -23,17 +25,30 @@ from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
 from mmspec.verifiers.typical import Typical
 
-RULES: tuple[Rule | RuleSchedule, ...] = (
-    Exact(),
-    Lenience(ell=0.8),
-    Typical(epsilon=0.09, delta=0.3),
-    Annealed(delta=1.5),
-    Grouped(RankWindow(size=4)),
-    AdditiveTolerance(beta=0.1, exempt=(0,)),
-    RankLimit(ranks=2),
-    LikelihoodFloor(floor=0.2),
-    ConfidenceFloor(floor=0.4),
-)
+SETTINGS: Mapping[type, tuple[Any, ...]] = {  # rules without defaults, and those tested with others
+    Lenience: (Lenience(ell=0.8),),
+    Typical: (Typical(epsilon=0.09, delta=0.3),),
+    Annealed: (Annealed(delta=1.5),),
+    Grouped: (Grouped(RankWindow(size=4)),),
+    AdditiveTolerance: (AdditiveTolerance(beta=0.1, exempt=(0,)),),
+    RankLimit: (RankLimit(ranks=2),),
+    ConfidenceFloor: (ConfidenceFloor(floor=0.4),),
+}
+
+
+def _find_rules() -> tuple[Rule | RuleSchedule, ...]:
+    """One or more of every rule of the folder that needs no model."""
+    found: list[Any] = []
+    for name in verifiers.names():
+        made = verifiers.parse_verifier(name)
+        if isinstance(made, Recursive) and verifiers.FILES.get(name) is None:
+            found += SETTINGS.get(type(made.rule), (made.rule,))
+    given = {type(rule) for rule in found}
+    found += [rule for kind, rules in SETTINGS.items() if kind not in given for rule in rules]
+    return tuple(found)
+
+
+RULES = _find_rules()
 
 ALL: tuple[Verifier, ...] = (
     Coupled(),

@@ -1,4 +1,4 @@
-"""Coupled verification is plain decoding with the same seed, whatever is drafted."""
+"""Coupled verification equals plain decoding with the same seed, for any draft."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def plain(toy: Toy, noise: KeyedNoise) -> Tensor:  # (B, 2 + STEPS)
     for position in range(2, 2 + STEPS):
         at = torch.full((BATCH, 1), position)
         distribution = Categorical(toy.target(tokens).scores[:, None], toy.hard)
-        tokens = torch.cat([tokens, distribution.sample(noise.shared(at))], 1)
+        tokens = torch.cat([tokens, distribution.sample(noise.shared_keys(at))], 1)
     return tokens
 
 
@@ -61,7 +61,7 @@ def propose(
     """Draft and score one row (1, T) along `tree`."""
     paths, distributions = {-1: tokens}, []
     drawn = torch.zeros(1, tree.nodes, dtype=torch.int64)
-    for row, kids in enumerate(tree.kids):
+    for row, kids in enumerate(tree.children):
         if kids:
             before = paths[row - 1]
             distribution = Categorical(toy.drafter(before).scores[:, None])
@@ -75,12 +75,12 @@ def propose(
     scores = Categorical.stack([toy.target(paths[i]) for i in range(-1, tree.nodes)])
     position = torch.tensor([[paths[i].shape[1] for i in range(-1, tree.nodes)]])
     distribution_ = Categorical.stack(distributions) if distributions else None
-    return Draft.of(tree, drawn, kind, distribution_), Scores(scores, position)
+    return Draft.from_tree(tree, drawn, kind, distribution_), Scores(scores, position)
 
 
 @pytest.mark.parametrize(("kind", "tree", "hard"), covering(list(Kind), TREES, (False, True)))
 def test_any_draft_yields_the_tokens_of_plain_decoding(kind: Kind, tree: Tree, hard: bool) -> None:
-    toy, noise = Toy(hard), KeyedNoise.seeded(11, BATCH, CPU)
+    toy, noise = Toy(hard), KeyedNoise.from_seed(11, BATCH, CPU)
     expected = plain(toy, noise)
     for row in range(BATCH):
         own = KeyedNoise(noise.rows[row : row + 1])
@@ -108,14 +108,14 @@ def test_race_proposals_are_accepted_at_the_known_rate(p: str, q: str, rate: str
     """Seeded frequency over 200,000 positions, five standard errors: false alarm 6e-7."""
     count, expected = 200_000, float(F(rate))
     distributions = [
-        Categorical.of(torch.tensor([float(x) for x in distribution.split()])).scores.expand(
-            1, count, -1
-        )
+        Categorical.from_weights(
+            torch.tensor([float(x) for x in distribution.split()])
+        ).scores.expand(1, count, -1)
         for distribution in (p, q)
     ]
-    noise, where = KeyedNoise.seeded(3, 1, CPU), torch.arange(count)[None]
+    noise, where = KeyedNoise.from_seed(3, 1, CPU), torch.arange(count)[None]
     x = draw(Categorical(distributions[1]), 1, Kind.RACE, noise, where, where)[..., 0]
-    y = Categorical(distributions[0]).sample(noise.shared(where))
+    y = Categorical(distributions[0]).sample(noise.shared_keys(where))
     error = (expected * (1 - expected) / count) ** 0.5
     assert abs(float((x == y).double().mean()) - expected) < 5 * error
 
@@ -125,15 +125,15 @@ def test_of_duplicate_siblings_the_longer_continuation_is_taken() -> None:
     p = torch.full((1, 4, 3), -9.0)
     p[:, :, 2] = 0
     scores = Scores(Categorical(p, hard=True), torch.tensor([[0, 1, 1, 2]]))
-    draft = Draft.of(tree, torch.tensor([[2, 2, 2]]), Kind.IID)
-    verdict = Coupled().verify(draft, scores, KeyedNoise.seeded(0, 1, CPU))
+    draft = Draft.from_tree(tree, torch.tensor([[2, 2, 2]]), Kind.IID)
+    verdict = Coupled().verify(draft, scores, KeyedNoise.from_seed(0, 1, CPU))
     assert verdict.path.tolist() == [[1, 2]]
     assert verdict.length.tolist() == [2]
 
 
 def test_rows_may_differ_in_topology_and_padding() -> None:
     toy = Toy(False)
-    noise = KeyedNoise.seeded(5, 4, CPU)
+    noise = KeyedNoise.from_seed(5, 4, CPU)
     shapes = [Tree.chain(3), Tree((-1, -1, 0)), Tree((-1, 0, 0, 1)), Tree(())]
     singles, verdicts = [], list[Verdict]()
     for row, tree in enumerate(shapes):
@@ -141,7 +141,7 @@ def test_rows_may_differ_in_topology_and_padding() -> None:
         single = propose(toy, torch.zeros(1, 2, dtype=torch.int64), tree, Kind.RACE, own)
         singles.append(single)
         verdicts.append(Coupled().verify(*single, own))
-    draft, scores = ragged(singles)
+    draft, scores = stack_rows(singles)
     together = Coupled().verify(draft, scores, noise)
     for row, verdict in enumerate(verdicts):
         length = int(verdict.length)
@@ -152,7 +152,7 @@ def test_rows_may_differ_in_topology_and_padding() -> None:
         assert together.next[row] == verdict.next[0]
 
 
-def ragged(singles: list[tuple[Draft, Scores]]) -> tuple[Draft, Scores]:
+def stack_rows(singles: list[tuple[Draft, Scores]]) -> tuple[Draft, Scores]:
     """Rows of different topology as one batch; padding hangs from the context."""
     most = max(draft.nodes for draft, _ in singles)
     tokens, parents = torch.zeros(2, len(singles), most, dtype=torch.int64)
@@ -173,14 +173,14 @@ def ragged(singles: list[tuple[Draft, Scores]]) -> tuple[Draft, Scores]:
 def test_continuous_tokens_must_agree_in_every_entry() -> None:
     mean = torch.zeros(2, 4, 2, 3)
     distribution = Gaussian(mean, torch.ones(1, 1, 1, 1), events=2)
-    noise, position = KeyedNoise.seeded(1, 2, CPU), torch.arange(4).expand(2, -1)
-    tokens = distribution.sample(noise.shared(position))[:, :3].clone()
+    noise, position = KeyedNoise.from_seed(1, 2, CPU), torch.arange(4).expand(2, -1)
+    tokens = distribution.sample(noise.shared_keys(position))[:, :3].clone()
     tokens[1, 1, 0, 2] += 1e-3
     draft = Draft.chain(tokens, Kind.RACE)
     verdict = Coupled().verify(draft, Scores(distribution, position), noise)
     assert verdict.length.tolist() == [3, 1]
     assert verdict.next is not None
     assert verdict.next.shape == (2, 2, 3)
-    assert torch.equal(verdict.next[1], distribution.sample(noise.shared(position))[1, 1])
+    assert torch.equal(verdict.next[1], distribution.sample(noise.shared_keys(position))[1, 1])
     tree = replace(draft, tree=None)
     assert Coupled().verify(tree, Scores(distribution, position), noise).length.tolist() == [3, 1]

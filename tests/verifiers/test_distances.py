@@ -1,4 +1,4 @@
-"""The distance of a relaxed rule: its closed forms, and what a run reports of it."""
+"""The distance of a relaxed rule: closed forms, and the reported excess of a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec import recipes
-from mmspec.decode import settle
+from mmspec.decode import make_round
 from mmspec.distributions.categorical import Categorical, residual
 from mmspec.distributions.noise import KeyedNoise, Noise
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict, Verifier
@@ -22,7 +22,7 @@ from mmspec.targets.stop import Stop
 from mmspec.trees import Tree
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.distances import excess, measure, over_accepted, total_variation
-from mmspec.verifiers.enumeration import distribution
+from mmspec.verifiers.enumeration import enumerate_emitted
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.lenience import Lenience
@@ -30,12 +30,12 @@ from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.unchecked import Unchecked
 from tests import toys
 from tests.partners import noisy
-from tests.verifiers.drawn_distributions import distributions
+from tests.verifiers.random_distributions import distributions
 
 
 @dataclass(frozen=True)
-class Given:
-    """A rule that is written down: an acceptance per token, and a distribution to correct from."""
+class FixedRule:
+    """A rule with a given acceptance per token, and a given correction."""
 
     chances: Tensor  # (V,)
     correction: Tensor  # (V,)
@@ -45,16 +45,16 @@ class Given:
         return self.chances[x]
 
     def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
-        return Categorical.having(self.correction.expand_as(p.probs))
+        return Categorical.from_probs(self.correction.expand_as(p.probs))
 
 
 def test_the_output_is_what_enumeration_finds() -> None:
     generator = torch.Generator().manual_seed(2)
     for p, q in zip(*distributions(5, 6), strict=True):
         chances, correction = torch.rand(2, 6, generator=generator).double()
-        rule = Given(chances, correction / correction.sum())
+        rule = FixedRule(chances, correction / correction.sum())
         step = measure(rule, p, q)
-        assert_close(step.output, distribution(p, q, rule, kind=Kind.IID), atol=1e-12, rtol=0)
+        assert_close(step.output, enumerate_emitted(p, q, rule, kind=Kind.IID), atol=1e-12, rtol=0)
         rejected = 1 - (q * chances).sum()
         assert_close(step.rejected, rejected)
         assert_close(step.output, q * chances + rejected * rule.correction)
@@ -65,7 +65,7 @@ def test_relaxed_acceptance_with_the_optimal_residual_is_off_by_what_it_over_acc
     for p, q in zip(*distributions(20, 9), strict=True):
         vanilla = (p / q).clamp_max(1)
         chances = vanilla + torch.rand(9, generator=generator).double() * (1 - vanilla)
-        step = measure(Given(chances, residual(p, q)), p, q)
+        step = measure(FixedRule(chances, residual(p, q)), p, q)
         assert_close(step.distance, step.over_accepted, atol=1e-14, rtol=0)
         assert_close(step.rejected, total_variation(p, q) - step.over_accepted)
         assert 0 < step.over_accepted < total_variation(p, q)
@@ -76,7 +76,7 @@ def test_no_correction_brings_the_distance_below_the_over_accepted_mass() -> Non
     worse = 0
     for p, q in zip(*distributions(20, 5), strict=True):
         chances, correction = torch.rand(2, 5, generator=generator).double()
-        step = measure(Given(chances, correction / correction.sum()), p, q)
+        step = measure(FixedRule(chances, correction / correction.sum()), p, q)
         assert step.distance >= step.over_accepted - 1e-14
         worse += bool(step.distance > step.over_accepted + 1e-3)
     assert worse > 0
@@ -100,17 +100,17 @@ def test_chunks_change_nothing() -> None:
     assert torch.equal(whole.accept, parts.accept)
 
 
-def test_single_tests_tell_the_mass_on_average() -> None:
+def test_single_tests_estimate_the_mass() -> None:
     p, q = distributions(6, 8)
     x = torch.arange(8).expand(6, -1)
     wanted, proposed = (one[:, None].expand(-1, 8, -1) for one in (p, q))
     rule = Lenience(0.7)
-    chances = rule.accept(Categorical.having(wanted), Categorical.having(proposed), x)
+    chances = rule.accept(Categorical.from_probs(wanted), Categorical.from_probs(proposed), x)
     single = excess(wanted, proposed, x, chances)
     assert_close((q * single).sum(-1), measure(rule, p, q).over_accepted, atol=1e-14, rtol=0)
 
 
-def test_the_mass_that_is_told_is_never_below_the_distance() -> None:
+def test_the_reported_mass_is_never_below_the_distance() -> None:
     """Windows refuse some tokens more often than speculative sampling does, which counts too."""
     beyond = 0
     for seed, size in product(range(8), (3, 5, 9, 17, 40)):
@@ -126,14 +126,14 @@ def test_the_mass_that_is_told_is_never_below_the_distance() -> None:
 
 
 @pytest.mark.parametrize("kind", Unchecked.kinds)
-def test_a_draft_that_is_kept_unchecked_tells_what_that_costs(kind: Kind) -> None:
+def test_an_unchecked_draft_reports_its_distance(kind: Kind) -> None:
     """With its distributions a total variation, without them a bound of it."""
     p, q = (one[:1] for one in distributions(1, 5, seed=3))
     x = torch.arange(5)[:, None]
-    scores = Scores(Categorical.of(p.expand(5, 2, -1)), torch.arange(2).expand(5, -1))
-    noise = KeyedNoise.seeded(0, 5, p.device)
+    scores = Scores(Categorical.from_weights(p.expand(5, 2, -1)), torch.arange(2).expand(5, -1))
+    noise = KeyedNoise.from_seed(0, 5, p.device)
     told = []
-    for drafted in (Categorical.of(q.expand(5, 1, -1)), None):
+    for drafted in (Categorical.from_weights(q.expand(5, 1, -1)), None):
         verdict = Unchecked().verify(Draft.chain(x, kind, drafted), scores, noise)
         assert verdict.excess is not None
         told.append(float((q[0] * verdict.excess).sum()))
@@ -144,8 +144,8 @@ def test_a_draft_that_is_kept_unchecked_tells_what_that_costs(kind: Kind) -> Non
 
 
 @dataclass
-class Recorded(Verifier):
-    """A verifier that adds up probability times measured mass while it is enumerated."""
+class RecordingVerifier(Verifier):
+    """A verifier that sums probability times measured mass during enumeration."""
 
     verifier: Recursive
     p: Tensor
@@ -173,8 +173,8 @@ def test_a_walk_measures_what_its_output_is_off_by(rule: Lenience | Annealed, ki
     """With one proposal it is the distance itself, with siblings a bound of it."""
     for p, q in zip(*distributions(4, 5, seed=8), strict=True):
         for siblings in (1, 2, 3):
-            recorded = Recorded(Recursive(rule), p, q, torch.zeros(()).double())
-            off = total_variation(distribution(p, q, recorded, siblings, kind), p)
+            recorded = RecordingVerifier(Recursive(rule), p, q, torch.zeros(()).double())
+            off = total_variation(enumerate_emitted(p, q, recorded, siblings, kind), p)
             assert off <= recorded.mean + 1e-12
             assert recorded.mean > 1e-3
             if siblings == 1:
@@ -186,14 +186,14 @@ def test_a_chain_adds_up_the_tokens_it_tested() -> None:
     random = torch.Generator().manual_seed(0)
     tokens = torch.randint(5, (4, 3), generator=random)
     weights = [p[:, None].expand(-1, 4, -1), q[:, None].expand(-1, 3, -1)]
-    target, drafted = (Categorical.of(one) for one in weights)
+    target, drafted = (Categorical.from_weights(one) for one in weights)
     mask = torch.tensor([[1, 1, 1], [1, 1, 1], [1, 0, 0], [0, 0, 0]], dtype=torch.bool)
     draft = Draft.chain(tokens, Kind.IID, drafted, mask)
     scores = Scores(target, torch.arange(4).expand(4, -1))
     rule = Lenience(0.5)
     seen = set()
     for seed in range(20):
-        verdict = Recursive(rule).verify(draft, scores, KeyedNoise.seeded(seed, 4, p.device))
+        verdict = Recursive(rule).verify(draft, scores, KeyedNoise.from_seed(seed, 4, p.device))
         assert verdict.excess is not None
         for row in range(4):
             length = int(verdict.length[row])
@@ -206,16 +206,18 @@ def test_a_chain_adds_up_the_tokens_it_tested() -> None:
     assert len(seen) > 5
 
 
-def test_siblings_that_nobody_tested_measure_nothing() -> None:
+def test_untested_siblings_add_no_mass() -> None:
     """The first of two siblings is taken, for sure; padding is no sibling at all."""
     tree = Tree.branching([2])
     p, q = torch.tensor([1.0, 0, 0, 0]), torch.tensor([0.25, 0.25, 0.25, 0.25])
-    target, drafted = (Categorical.of(one.expand(2, n, -1)) for one, n in ((p, 3), (q, 2)))
+    target, drafted = (
+        Categorical.from_weights(one.expand(2, n, -1)) for one, n in ((p, 3), (q, 2))
+    )
     mask = torch.tensor([[True, True], [False, False]])
-    draft = Draft.of(tree, torch.tensor([[0, 1], [2, 3]]), Kind.WOR, drafted, mask)
+    draft = Draft.from_tree(tree, torch.tensor([[0, 1], [2, 3]]), Kind.WOR, drafted, mask)
     scores = Scores(target, torch.arange(3).expand(2, -1))
     verdict = Recursive(Grouped(RankWindow(0))).verify(
-        draft, scores, KeyedNoise.seeded(0, 2, p.device)
+        draft, scores, KeyedNoise.from_seed(0, 2, p.device)
     )
     assert verdict.excess is not None
     assert verdict.length.tolist() == [1, 0]
@@ -225,11 +227,11 @@ def test_siblings_that_nobody_tested_measure_nothing() -> None:
 def test_exact_rules_measure_nothing() -> None:
     p, q = distributions(2, 5)
     target, drafted = (
-        Categorical.of(one[:, None].expand(-1, n, -1)) for one, n in ((p, 3), (q, 2))
+        Categorical.from_weights(one[:, None].expand(-1, n, -1)) for one, n in ((p, 3), (q, 2))
     )
     draft = Draft.chain(torch.zeros(2, 2, dtype=torch.int64), Kind.IID, drafted)
     scores = Scores(target, torch.arange(3).expand(2, -1))
-    noise = KeyedNoise.seeded(0, 2, p.device)
+    noise = KeyedNoise.from_seed(0, 2, p.device)
     assert Recursive().verify(draft, scores, noise).excess is None
     assert Recursive(Lenience(0.5)).verify(draft, scores, noise).excess is not None
 
@@ -240,7 +242,7 @@ class Standing:
 
     finished: Sequence[bool] = (False, True)
 
-    def generated(self, row: int) -> int:
+    def num_generated(self, row: int) -> int:
         return 0
 
     def prefix(self, row: int) -> Tensor:
@@ -259,7 +261,7 @@ def test_the_mass_comes_along_with_the_verdict(event: tuple[int, ...], padded: b
     stop = Stop(8)
 
     def settled(verdict: Verdict) -> Round:
-        return settle(1, Standing(), draft, None, verdict, stop)  # type: ignore[arg-type]
+        return make_round(1, Standing(), draft, None, verdict, stop)  # type: ignore[arg-type]
 
     plain = settled(verdict)
     assert plain.excess is None

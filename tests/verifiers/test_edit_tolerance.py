@@ -1,4 +1,4 @@
-"""A beginning of a draft within a share of edits of what the target says is kept."""
+"""A prefix of a draft within a share of edits of the target is accepted."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ V = 5
 
 
 def _slow(one: list[int], other: list[int]) -> int:
-    """Levenshtein's recursion, as it is written in books."""
+    """The recursive definition of the Levenshtein distance."""
     if not one or not other:
         return len(one) + len(other)
     if one[0] == other[0]:
@@ -24,7 +24,7 @@ def _slow(one: list[int], other: list[int]) -> int:
     return 1 + min(_slow(one[1:], other), _slow(one, other[1:]), _slow(one[1:], other[1:]))
 
 
-def _drawn(rows: int, size: int, seed: int = 0) -> tuple[Draft, Scores, Tensor]:
+def _random_chains(rows: int, size: int, seed: int = 0) -> tuple[Draft, Scores, Tensor]:
     """Chains, some of them shorter, a target that says `said`, and that."""
     generator = torch.Generator().manual_seed(seed)
     said = torch.randint(V, (rows, size + 1), generator=generator)
@@ -39,7 +39,7 @@ def _drawn(rows: int, size: int, seed: int = 0) -> tuple[Draft, Scores, Tensor]:
 
 
 def _verdict(tau: float, draft: Draft, scores: Scores) -> Verdict:
-    noise = KeyedNoise.seeded(0, draft.batch, torch.device("cpu"))
+    noise = KeyedNoise.from_seed(0, draft.batch, torch.device("cpu"))
     return EditTolerance(tau).verify(draft, scores, noise)
 
 
@@ -52,8 +52,8 @@ def test_edits_are_those_of_the_recursion() -> None:
 
 
 def test_none_is_coupled_and_more_keeps_more() -> None:
-    draft, scores, said = _drawn(64, 7)
-    noise = KeyedNoise.seeded(0, 64, torch.device("cpu"))
+    draft, scores, said = _random_chains(64, 7)
+    noise = KeyedNoise.from_seed(0, 64, torch.device("cpu"))
     exact = Coupled().verify(draft, scores, noise)
     found = {tau: _verdict(tau, draft, scores) for tau in (0.0, 0.2, 0.5, 1.0)}
     assert torch.equal(found[0.0].path, exact.path)
@@ -82,7 +82,7 @@ def test_none_is_coupled_and_more_keeps_more() -> None:
 
 
 def test_nothing_drafted_and_what_is_no_share() -> None:
-    _, scores, said = _drawn(2, 3)
+    _, scores, said = _random_chains(2, 3)
     empty = Scores(scores.distribution[:, :1], scores.position[:, :1])
     found = _verdict(0.5, Draft.empty(2, torch.device("cpu")), empty)
     assert found.length.tolist() == [0, 0]

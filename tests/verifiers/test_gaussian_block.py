@@ -1,4 +1,4 @@
-"""Block verification of Gaussian chains: exact jointly, and never shorter than step by step."""
+"""Block verification of Gaussian chains: jointly exact, and never shorter than step by step."""
 
 from __future__ import annotations
 
@@ -10,14 +10,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.distributions.gaussian import Driving
+from mmspec.distributions.gaussian import DrivingNoise
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Kind, Verifier
 from mmspec.trees import Tree
 from mmspec.verifiers import gaussian_block
 from mmspec.verifiers.gaussian_block import GaussianBlock
-from mmspec.verifiers.gaussian_line import excess
-from mmspec.verifiers.gaussian_steps import Steps, residual
+from mmspec.verifiers.gaussian_steps import GaussianSteps, line_excess, residual
 from mmspec.verifiers.reflection import Reflection
 from tests.verifiers.gaussian_rounds import (
     BENT,
@@ -28,7 +27,7 @@ from tests.verifiers.gaussian_rounds import (
     check_distribution,
     check_joint,
     check_normal,
-    drafted,
+    make_draft,
     overlap,
     play,
 )
@@ -70,7 +69,7 @@ def expected_length(r: float) -> float:
     s = torch.linspace(-12, 12, 240_001, dtype=torch.float64)
     weight = (-(s**2) / 2).exp() / math.sqrt(2 * math.pi) * (s[1] - s[0])
     w = (r * s - r**2 / 2).clamp_max(0).exp()
-    return float((weight * (w + w - excess(torch.tensor(r).double(), w))).sum())
+    return float((weight * (w + w - line_excess(torch.tensor(r).double(), w))).sum())
 
 
 @pytest.mark.parametrize("r", [0.5, 1.0, 2.0])
@@ -90,7 +89,7 @@ def test_never_shorter_than_step_by_step(case: Case) -> None:
         assert float((block - single).mean()) > 4.5 * error
 
 
-def without_weight(step: Steps, w: Tensor, uniform: Tensor) -> Tensor:
+def without_weight(step: GaussianSteps, w: Tensor, uniform: Tensor) -> Tensor:
     """Wrong: the residual of one step, (p - q)+."""
     return residual(step, torch.ones_like(w), uniform)
 
@@ -121,7 +120,7 @@ def test_what_is_across_the_line_is_kept_and_right_to_keep() -> None:
 
 def test_noise_that_is_used_again_is_refused() -> None:
     noise = KeyedNoise(torch.arange(10))
-    draft, scores = drafted(replace(BENT, kind=Kind.RACE), noise, 10)
+    draft, scores = make_draft(replace(BENT, kind=Kind.RACE), noise, 10)
     with pytest.raises(ValueError, match="looks ahead"):
         GaussianBlock().verify(replace(draft, kind=Kind.IID), scores, noise)
     with pytest.raises(ValueError, match="RACE"):
@@ -132,8 +131,8 @@ def test_noise_that_is_used_again_is_refused() -> None:
 def test_only_looking_ahead_spoils_the_noise_behind_a_refused_state(verifier: Verifier) -> None:
     """With the first state refused, what drove the second is as good as new, or it is not."""
     case, noise = constant(1.5, 2), KeyedNoise(torch.arange(50_000))
-    draft, scores = drafted(case, noise, 50_000)
-    assert isinstance(draft.extras, Driving)
+    draft, scores = make_draft(case, noise, 50_000)
+    assert isinstance(draft.extras, DrivingNoise)
     behind = draft.extras.noise[verifier.verify(draft, scores, noise).length == 0, 1, 0]
     if isinstance(verifier, Reflection):
         check_normal(behind, "noise behind")

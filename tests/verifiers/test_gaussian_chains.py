@@ -23,7 +23,7 @@ from mmspec.drafters.denoising.frozen import Frozen, Prefetch
 from mmspec.drafters.denoising.picard import Picard
 from mmspec.drafters.denoising.unroll import unroll
 from mmspec.drafters.denoising.window import Progress, Window
-from mmspec.drafters.plain import Silent
+from mmspec.drafters.plain import NoDraft
 from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget, Trajectory
 from mmspec.targets.stop import Stop
 from mmspec.verifiers.coupled import Coupled
@@ -33,14 +33,14 @@ from mmspec.verifiers.reflection import Reflection
 from mmspec.verifiers.sequence import Sequence
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 from tests.chains import mixture, vp_grid
-from tests.verifiers.gaussian_rounds import Played, check_joint, check_normal
+from tests.verifiers.gaussian_rounds import RoundOutcome, check_joint, check_normal
 
 DATA = mixture(d=2, components=3, seed=0)
 STEPS = 12
 KERNEL = GaussianKernel.ancestral(*vp_grid(STEPS))
 DENOISER = DATA.denoiser(KERNEL)
 ROWS = 2_000
-FIVE = Window.fixed(5)
+FIVE = Window.constant(5)
 
 
 @dataclass(frozen=True)
@@ -55,8 +55,8 @@ class Chains:
 
 def sample(drafter: Any, verifier: Verifier, seed: int = 0, rows: int = ROWS) -> Chains:
     """Run `rows` chains at once."""
-    noise = KeyedNoise.seeded(seed, rows, torch.device("cpu"))
-    start = noise.shared(torch.zeros(rows, 1, dtype=torch.int64)).normal(2)[:, 0]
+    noise = KeyedNoise.from_seed(seed, rows, torch.device("cpu"))
+    start = noise.shared_keys(torch.zeros(rows, 1, dtype=torch.int64)).normal(2)[:, 0]
     parts = Parts(ChainTarget(DENOISER), drafter, verifier, Stop(STEPS))
     found: list[list[Tensor]] = [[state] for state in start]
     calls, accepted, drafts = 0, 0, 0
@@ -78,7 +78,7 @@ def increments(states: Tensor) -> Tensor:
     mean = KERNEL.mean(x, clean.view_as(x), step)
     gap = states[:, 1:] - mean
     assert bool((gap[:, -1].abs() < 1e-5).all())
-    return gap[:, :-1] / KERNEL.deviation(step, x)[:, :-1]
+    return gap[:, :-1] / KERNEL.std_at(step, x)[:, :-1]
 
 
 def check_chains(chains: Chains) -> None:
@@ -89,7 +89,7 @@ def check_chains(chains: Chains) -> None:
         for step in range(steps):
             check_normal(chains.increments[:, step, axis], f"step {step}")
         pairs = torch.stack([chains.increments[:, :-1, axis], chains.increments[:, 1:, axis]], -1)
-        whole = Played(pairs.flatten(0, 1)[..., None], torch.empty(0), pairs, pairs)
+        whole = RoundOutcome(pairs.flatten(0, 1)[..., None], torch.empty(0), pairs, pairs)
         check_joint(whole, cells=12)
 
 
@@ -116,7 +116,7 @@ def test_chains_are_those_of_the_target(name: str) -> None:
 
 @pytest.fixture(scope="module")
 def plain() -> Chains:
-    return sample(Silent(), Reflection())
+    return sample(NoDraft(), Reflection())
 
 
 def test_plain_sampling_passes_as_well(plain: Chains) -> None:
@@ -142,10 +142,10 @@ class Reusing(Drafter):
         return context.state
 
     def propose(self, context: Trajectory, guess: Tensor) -> Draft:
-        levels = context.room(2)
+        levels = context.max_draft_lengths(2)
 
         def distribution(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
-            std = KERNEL.deviation(step, x)
+            std = KERNEL.std_at(step, x)
             mean = KERNEL.mean(x, context.known.prediction.clean[:, None], step)
             if depth == 0:
                 mean = mean + (guess[:, None] - mean).clamp(-std, std)
@@ -188,7 +188,7 @@ def test_samples_have_the_moments_and_weights_of_plain_sampling(plain: Chains) -
 class Always:
     """Looks at every state a draft begins at."""
 
-    def wanted(self, context: Trajectory, progress: Progress) -> list[bool]:
+    def rows_to_refresh(self, context: Trajectory, progress: Progress) -> list[bool]:
         return [True] * context.batch
 
 
@@ -196,13 +196,13 @@ class Always:
 def test_a_draft_that_is_the_target_s_own_changes_nothing(
     plain: Chains, verifier: Verifier
 ) -> None:
-    drafted = sample(Frozen(Window.fixed(2), root=Always()), verifier, rows=50)
+    drafted = sample(Frozen(Window.constant(2), root=Always()), verifier, rows=50)
     assert drafted.states.equal(plain.states[:50])
     assert drafted.accepted == 1
 
 
 @pytest.mark.parametrize("drafter", [Frozen(FIVE), Picard(FIVE)])
 def test_no_tolerance_is_sequential_sampling(drafter: Drafter) -> None:
-    pairs = ((drafter, ToleranceWindow(0.0)), (Silent(), Coupled()))
+    pairs = ((drafter, ToleranceWindow(0.0)), (NoDraft(), Coupled()))
     drafted, plain = (sample(d, v, rows=200) for d, v in pairs)
     assert drafted.states.equal(plain.states)

@@ -20,7 +20,7 @@ from tests.verifiers.gaussian_rounds import (
     check_distribution,
     check_joint,
     check_normal,
-    drafted,
+    make_draft,
     play,
 )
 
@@ -60,11 +60,11 @@ def test_a_chain_is_exact_jointly(ragged: bool) -> None:
 
 def test_equal_distributions_are_accepted_and_the_plain_state_follows() -> None:
     noise = KeyedNoise(torch.arange(50))
-    draft, scores = drafted(apart(0.0, 3), noise, 50)
+    draft, scores = make_draft(apart(0.0, 3), noise, 50)
     verdict = GaussianRatio().verify(draft, scores, noise)
     assert verdict.length.tolist() == [1] * 50
     assert verdict.next is not None
-    assert verdict.next.equal(scores.distribution.sample(noise.shared(scores.position))[:, 1])
+    assert verdict.next.equal(scores.distribution.sample(noise.shared_keys(scores.position))[:, 1])
 
 
 @dataclass(frozen=True)
@@ -92,16 +92,16 @@ def test_densities_without_their_determinants_are_found() -> None:
 
 def test_too_many_tries_are_an_error() -> None:
     noise = KeyedNoise(torch.arange(20_000))
-    draft, scores = drafted(apart(0.05, 1), noise, 20_000)
+    draft, scores = make_draft(apart(0.05, 1), noise, 20_000)
     with pytest.raises(ValueError, match="nearly"):
-        GaussianRatio(most_tries=3).verify(draft, scores, noise)
+        GaussianRatio(max_trials=3).verify(draft, scores, noise)
     with pytest.raises(ValueError, match="at least 1"):
-        GaussianRatio(most_tries=0)
+        GaussianRatio(max_trials=0)
 
 
 def test_steps_without_noise_and_missing_noise_are_refused() -> None:
     noise = KeyedNoise(torch.arange(4))
-    draft, scores = drafted(replace(apart(1.0, 2), draft_std=0.0), noise, 4)
+    draft, scores = make_draft(replace(apart(1.0, 2), draft_std=0.0), noise, 4)
     with pytest.raises(ValueError, match="standard deviation 0"):
         GaussianRatio().verify(draft, scores, noise)
     with pytest.raises(ValueError, match=r"set Draft\.extras"):

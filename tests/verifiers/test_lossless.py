@@ -1,4 +1,4 @@
-"""Every lossless verifier gives back the joint distribution of the target, whatever was drafted."""
+"""Every lossless verifier reproduces the target's joint distribution, for any draft."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.enumeration import (
-    acceptance,
-    ancestral,
-    distribution,
+    ancestral_joint,
+    enumerate_emitted,
+    enumerate_joint,
     enumerate_rounds,
-    joint,
+    expected_accepted,
 )
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.kseq import KSeq
@@ -34,8 +34,8 @@ from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
 from mmspec.verifiers.typical import Typical
-from tests.verifiers.drawn_distributions import by_prefix
 from tests.verifiers.parts import ALL
+from tests.verifiers.random_distributions import by_prefix
 
 LOSSLESS = [v for v in ALL if v.lossless and not isinstance(v, Coupled)]
 GREEDY = [  # relaxed rules that leave greedy decoding alone, which not all do
@@ -53,36 +53,43 @@ TREES = [Tree.chain(3), Tree.branching([2]), Tree.branching([3]), Tree.branching
 def accepts(verifier: Verifier, tree: Tree) -> bool:
     if isinstance(verifier, SpecHub):
         return tree.width <= 2
-    return tree.is_chain or verifier.trees
+    return tree.is_chain or verifier.uses_trees
 
 
 CASES = [(v, kind, tree) for v, kind in PAIRS for tree in TREES if accepts(v, tree)]
 
 
-@pytest.mark.parametrize("seeds", [range(3), pytest.param(range(3, 20), marks=pytest.mark.promise)])
+@pytest.mark.parametrize(
+    "seeds", [range(3), pytest.param(range(3, 20), marks=pytest.mark.exhaustive)]
+)
 @pytest.mark.parametrize(("verifier", "kind", "tree"), CASES, ids=str)
 def test_the_joint_distribution_is_the_target_s(
     verifier: Verifier, kind: Kind, tree: Tree, seeds: range
 ) -> None:
     for seed in seeds:
         p, q = by_prefix(seed), by_prefix(seed + 1000)
-        found = joint(p, q, verifier, tree, kind)
-        assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)
+        found = enumerate_joint(p, q, verifier, tree, kind)
+        assert_close(found, ancestral_joint(p, tree.depth + 1), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(("verifier", "kind"), PAIRS, ids=str)
 def test_padding_and_separate_topologies_change_no_distribution(
     verifier: Verifier, kind: Kind
 ) -> None:
-    tree = UNEVEN if verifier.trees else Tree.chain(3)
+    tree = UNEVEN if verifier.uses_trees else Tree.chain(3)
     padded = (2,) if tree.is_chain else (4, 5)  # the second child of a node, and a leaf
     p, q = by_prefix(1), by_prefix(2)
-    expected = ancestral(p, tree.depth + 1)
-    assert_close(joint(p, q, Altered(verifier, padded), tree, kind), expected, atol=1e-12, rtol=0)
+    expected = ancestral_joint(p, tree.depth + 1)
+    assert_close(
+        enumerate_joint(p, q, AlteredVerifier(verifier, padded), tree, kind),
+        expected,
+        atol=1e-12,
+        rtol=0,
+    )
     if not isinstance(verifier, Block | Traversal):
-        ragged = Altered(verifier, padded, ragged=True)
-        assert_close(joint(p, q, ragged, tree, kind), expected, atol=1e-12, rtol=0)
-        whole = Altered(verifier, (), ragged=True)
+        ragged = AlteredVerifier(verifier, padded, ragged=True)
+        assert_close(enumerate_joint(p, q, ragged, tree, kind), expected, atol=1e-12, rtol=0)
+        whole = AlteredVerifier(verifier, (), ragged=True)
         same = enumerate_rounds(p, q, verifier, tree, kind).lengths
         assert_close(enumerate_rounds(p, q, whole, tree, kind).lengths, same)
 
@@ -105,17 +112,17 @@ def test_greedy_decoding_comes_out_whatever_was_drafted(
     q = hard(by_prefix(6)) if hard_draft else by_prefix(6)
     for kind in verifier.kinds:
         if kind is not Kind.RACE:
-            found = joint(p, q, verifier, tree, kind)
-            assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)
+            found = enumerate_joint(p, q, verifier, tree, kind)
+            assert_close(found, ancestral_joint(p, tree.depth + 1), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(("verifier", "kind"), PAIRS, ids=str)
 def test_a_greedy_drafter_stays_lossless_under_every_kind(verifier: Verifier, kind: Kind) -> None:
-    tree = UNEVEN if verifier.trees else Tree.chain(2)
+    tree = UNEVEN if verifier.uses_trees else Tree.chain(2)
     for seed in range(5):
         p, q = by_prefix(seed), hard(by_prefix(seed + 1000))
-        found = joint(p, q, verifier, tree, kind)
-        assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)
+        found = enumerate_joint(p, q, verifier, tree, kind)
+        assert_close(found, ancestral_joint(p, tree.depth + 1), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("verifier", [Recursive(), Block(), Traversal(), KSeq()], ids=str)
@@ -133,13 +140,13 @@ def test_a_drafter_off_the_support_is_never_accepted(verifier: Verifier) -> None
     p = torch.tensor([0.25, 0.75, 0, 0], dtype=torch.float64)
     q = torch.tensor([0, 0, 0.5, 0.5], dtype=torch.float64)
     for siblings in (1,) if isinstance(verifier, Block) else (1, 2):
-        assert acceptance(p, q, verifier, siblings, Kind.IID) == 0
-        assert_close(distribution(p, q, verifier, siblings, Kind.IID), p, atol=1e-12, rtol=0)
+        assert expected_accepted(p, q, verifier, siblings, Kind.IID) == 0
+        assert_close(enumerate_emitted(p, q, verifier, siblings, Kind.IID), p, atol=1e-12, rtol=0)
 
 
 def test_coupled_noise_is_not_enumerated() -> None:
     with pytest.raises(ValueError, match="cannot be enumerated"):
-        distribution(by_prefix(0), by_prefix(1), Coupled())
+        enumerate_emitted(by_prefix(0), by_prefix(1), Coupled())
 
 
 def test_a_lane_serves_once() -> None:
@@ -150,7 +157,7 @@ def test_a_lane_serves_once() -> None:
             return super().verify(draft, scores, noise)
 
     with pytest.raises(ValueError, match="used twice"):
-        distribution(by_prefix(0), by_prefix(1), Twice())
+        enumerate_emitted(by_prefix(0), by_prefix(1), Twice())
 
 
 def test_what_a_verifier_cannot_verify_is_refused() -> None:
@@ -159,18 +166,18 @@ def test_what_a_verifier_cannot_verify_is_refused() -> None:
     scores = Scores(Categorical(torch.zeros(2, 3, 3)), torch.zeros(2, 3, dtype=torch.int64))
     siblings, chain = Tree((-1, -1)), Tree.chain(2)
     for verifier, draft, message in (
-        (Block(), Draft.of(siblings, x, Kind.IID, q), "chains only"),
-        (Recursive(), Draft.of(chain, x, Kind.RACE, q), "RACE"),
-        (KSeq(), Draft.of(siblings, x, Kind.WOR, q), "WOR"),
-        (Recursive(), Draft.of(siblings, x, Kind.WOR), "Draft.distribution"),
-        (Traversal(), replace(Draft.of(siblings, x, Kind.WOR, q), tree=None), "topology"),
+        (Block(), Draft.from_tree(siblings, x, Kind.IID, q), "chains only"),
+        (Recursive(), Draft.from_tree(chain, x, Kind.RACE, q), "RACE"),
+        (KSeq(), Draft.from_tree(siblings, x, Kind.WOR, q), "WOR"),
+        (Recursive(), Draft.from_tree(siblings, x, Kind.WOR), "Draft.distribution"),
+        (Traversal(), replace(Draft.from_tree(siblings, x, Kind.WOR, q), tree=None), "topology"),
     ):
         with pytest.raises(ValueError, match=message):
             verifier.verify(draft, scores, None)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True)
-class Altered(Verifier):
+class AlteredVerifier(Verifier):
     """A verifier that sees some nodes as padding, or no shared topology."""
 
     verifier: Verifier

@@ -1,4 +1,4 @@
-"""Several draws of the target per node: closed forms, a slow reference, and how ties are broken."""
+"""Several samples of the target per node: closed forms, a slow reference, and ties."""
 
 from __future__ import annotations
 
@@ -15,40 +15,40 @@ from torch.testing import assert_close
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import KeyedNoise, Lane, Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
 from mmspec.trees import Tree
 from mmspec.verifiers.distances import total_variation
-from mmspec.verifiers.enumeration import distribution, enumerate_rounds, joint
+from mmspec.verifiers.enumeration import enumerate_emitted, enumerate_joint, enumerate_rounds
 from mmspec.verifiers.multi_draw import MultiDraw
-from tests.verifiers.drawn_distributions import by_prefix, distributions, vector
+from tests.verifiers.random_distributions import by_prefix, distributions, vector
 
 P, Q = vector(0.5, 0.3, 0.2), vector(0.2, 0.5, 0.3)  # proposes 1, then 2
 
 
 @pytest.mark.parametrize("draws", [1, 2, 3, 4])
-def test_a_single_child_comes_out_as_its_formula_says(draws: int) -> None:
+def test_a_single_child_comes_out_as_its_formula_predicts(draws: int) -> None:
     for p, q in zip(*distributions(4, 4), strict=True):
         child = int(q.argmax())
         missed = 1 - p[child]
         wanted = p * missed ** (draws - 1)
         wanted[child] = 1 - missed**draws
-        found = distribution(p, q, MultiDraw(draws), 1, Kind.DET)
+        found = enumerate_emitted(p, q, MultiDraw(draws), 1, Kind.DET)
         assert_close(found, wanted, atol=1e-12, rtol=0)
         assert_close(total_variation(found, p), missed - missed**draws, atol=1e-12, rtol=0)
 
 
 def test_more_draws_accept_more_up_to_all_that_is_possible() -> None:
-    found = [float(distribution(P, Q, MultiDraw(n), 1, Kind.DET)[1]) for n in (1, 2, 3, 6)]
+    found = [float(enumerate_emitted(P, Q, MultiDraw(n), 1, Kind.DET)[1]) for n in (1, 2, 3, 6)]
     assert found == sorted(set(found))
     assert found[-1] == pytest.approx(1 - 0.7**6)
     none = vector(0.5, 0.0, 0.5)  # what the target cannot say is never accepted
-    assert distribution(none, Q, MultiDraw(6), 1, Kind.DET)[1] == 0
+    assert enumerate_emitted(none, Q, MultiDraw(6), 1, Kind.DET)[1] == 0
 
 
 def reference(
     p: Callable[[tuple[int, ...]], Tensor], tree: Tree, tokens: list[int], draws: int
 ) -> dict[tuple[int, ...], float]:
-    """The distribution of what is emitted: every way to draw at every node, the path found by recursion."""
+    """The distribution of the output, by recursion over all samples at every node."""
     size = len(p(()))
     text: dict[int, tuple[int, ...]] = {-1: ()}
     for node, parent in enumerate(tree.parents):
@@ -84,7 +84,7 @@ def test_trees_do_what_the_slow_reference_finds(parents: tuple[int, ...]) -> Non
     tree, draws = Tree(parents), 2
     for seed in (3, 5):
         p, q = by_prefix(seed), by_prefix(seed + 1000)
-        tokens = drafted(q, tree)
+        tokens = greedy_draft(q, tree)
         wanted = torch.zeros((3,) * (tree.depth + 1), dtype=torch.float64)
         for said, weight in reference(p, tree, tokens, draws).items():
             rest = [(said, weight)]
@@ -92,12 +92,12 @@ def test_trees_do_what_the_slow_reference_finds(parents: tuple[int, ...]) -> Non
                 rest = [((*s, x), w * float(p(s)[x])) for s, w in rest for x in range(3)]
             for text, mass in rest:
                 wanted[text] += mass
-        found = joint(p, q, MultiDraw(draws), tree, Kind.DET)
+        found = enumerate_joint(p, q, MultiDraw(draws), tree, Kind.DET)
         assert_close(found, wanted, atol=1e-12, rtol=0)
 
 
-def drafted(q: Callable[[tuple[int, ...]], Tensor], tree: Tree) -> list[int]:
-    """The tokens of the only draft that `Kind.DET` makes: siblings from the likeliest on."""
+def greedy_draft(q: Callable[[tuple[int, ...]], Tensor], tree: Tree) -> list[int]:
+    """The tokens of the only draft with `Kind.DET`: siblings from the most likely on."""
     text: dict[int, tuple[int, ...]] = {-1: ()}
     tokens: list[int] = []
     for node, parent in enumerate(tree.parents):
@@ -108,23 +108,25 @@ def drafted(q: Callable[[tuple[int, ...]], Tensor], tree: Tree) -> list[int]:
 
 
 def test_the_deepest_path_wins_and_the_likelier_of_those_as_deep() -> None:
-    sure = Categorical.having(vector(0.5, 0.5, 0.0).expand(1, 4, 3))
-    draft = Draft.of(Tree((-1, -1, 1)), torch.tensor([[0, 1, 0]]), Kind.DET)
-    noise = KeyedNoise.seeded(0, 1, torch.device("cpu"))
+    sure = Categorical.from_probs(vector(0.5, 0.5, 0.0).expand(1, 4, 3))
+    draft = Draft.from_tree(Tree((-1, -1, 1)), torch.tensor([[0, 1, 0]]), Kind.DET)
+    noise = KeyedNoise.from_seed(0, 1, torch.device("cpu"))
     scores = Scores(sure, torch.zeros(1, 4, dtype=torch.int64))
     verdict = MultiDraw(64).verify(draft, scores, noise)
     assert verdict.path.tolist() == [[1, 2]]
-    flat = Draft.of(Tree((-1, -1)), torch.tensor([[0, 1]]), Kind.DET)
+    flat = Draft.from_tree(Tree((-1, -1)), torch.tensor([[0, 1]]), Kind.DET)
     for likely in (0, 1):
         distribution_ = vector(0.4, 0.4, 0.1)
         distribution_[likely] += 0.1
-        scores = Scores(Categorical.having(distribution_.expand(1, 3, 3)), torch.zeros(1, 3).long())
+        scores = Scores(
+            Categorical.from_probs(distribution_.expand(1, 3, 3)), torch.zeros(1, 3).long()
+        )
         assert MultiDraw(64).verify(flat, scores, noise).path.tolist() == [[likely]]
 
 
 @dataclass(frozen=True)
 class DrawnAnew(Verifier):
-    """Wrong: the token after a miss is drawn anew, as if the draws had told nothing."""
+    """Wrong: samples the token after a miss again, independently of the first samples."""
 
     lossless: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
@@ -132,29 +134,29 @@ class DrawnAnew(Verifier):
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         verdict = MultiDraw(1).verify(draft, scores, noise)
         row = verdict.length  # of a chain
-        weights = categorical(scores.distribution)[torch.arange(draft.batch), row].probs
+        weights = as_categorical(scores.distribution)[torch.arange(draft.batch), row].probs
         return Verdict(verdict.path, verdict.length, noise.pick(weights, Lane.RESIDUAL))
 
 
 def test_a_token_drawn_anew_after_a_miss_is_biased_by_what_was_missed() -> None:
-    found = distribution(P, Q, DrawnAnew(), 1, Kind.DET)
+    found = enumerate_emitted(P, Q, DrawnAnew(), 1, Kind.DET)
     assert_close(found, P * 0.7 + vector(0, 0.3, 0), atol=1e-12, rtol=0)
     assert not torch.allclose(found, P)
 
 
-def test_many_rounds_come_out_as_often_as_the_formula_says() -> None:
+def test_many_rounds_come_out_as_often_as_the_formula_predicts() -> None:
     """5e4 draws, 4 sigma: a false alarm in one of 5,000 runs for three cells."""
     count = 50_000
     scores = Scores(
-        Categorical.having(P.expand(count, 2, 3)), torch.zeros(count, 2, dtype=torch.int64)
+        Categorical.from_probs(P.expand(count, 2, 3)), torch.zeros(count, 2, dtype=torch.int64)
     )
     draft = Draft.chain(torch.ones(count, 1, dtype=torch.int64), Kind.DET)
-    noise = KeyedNoise.seeded(1, count, torch.device("cpu"))
+    noise = KeyedNoise.from_seed(1, count, torch.device("cpu"))
     verdict = MultiDraw(3).verify(draft, scores, noise)
     assert verdict.next is not None
     said = torch.where(verdict.length > 0, 1, verdict.next)
     share = said.bincount(minlength=3) / count
-    wanted = distribution(P, Q, MultiDraw(3), 1, Kind.DET)
+    wanted = enumerate_emitted(P, Q, MultiDraw(3), 1, Kind.DET)
     assert ((share - wanted).abs() < 4 * (wanted * (1 - wanted) / count).sqrt()).all()
 
 

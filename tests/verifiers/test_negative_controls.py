@@ -1,4 +1,4 @@
-"""Wrong verifiers must fail the distribution test, by exactly the bias that is known for them.
+"""Wrong verifiers must fail the distribution test, by their known bias.
 
 The list and the biased distributions are those of methods/foundations.md, sections 2 and 11.
 """
@@ -17,13 +17,13 @@ from torch.testing import assert_close
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
 from mmspec.trees import Tree
-from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
-from mmspec.verifiers.enumeration import ancestral, distribution, joint
+from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping_probability
+from mmspec.verifiers.enumeration import ancestral_joint, enumerate_emitted, enumerate_joint
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
-from mmspec.verifiers.walk import Siblings, at_token, descend
+from mmspec.verifiers.walk import Siblings, descend, gather_token
 
 
 def vector(*parts: str) -> Tensor:
@@ -43,8 +43,8 @@ class FromP(Exact):
 
 
 @dataclass(frozen=True)
-class Changed(Verifier):
-    """A right verifier that is handed a draft with a wrong label."""
+class ChangedDraft(Verifier):
+    """A correct verifier that gets a draft with a wrong label."""
 
     change: Callable[[Draft], Draft]
     lossless: ClassVar[bool] = False
@@ -54,16 +54,18 @@ class Changed(Verifier):
         return Recursive().verify(self.change(draft), scores, noise)
 
 
-def called(kind: Kind, q: Tensor) -> Changed:
-    """Claims that chosen tokens were drawn from q as `kind`."""
-    return Changed(
-        lambda d: replace(d, kind=kind, distribution=Categorical.of(q.expand(*d.tokens.shape, -1)))
+def label_as(kind: Kind, q: Tensor) -> ChangedDraft:
+    """Claims that deterministic tokens were sampled from q as `kind`."""
+    return ChangedDraft(
+        lambda d: replace(
+            d, kind=kind, distribution=Categorical.from_weights(q.expand(*d.tokens.shape, -1))
+        )
     )
 
 
-def dropping(q: Tensor, least: float) -> Changed:
-    """Throws drawn tokens away because of their own probability."""
-    return Changed(lambda d: replace(d, mask=q[d.tokens] >= least))
+def dropping(q: Tensor, least: float) -> ChangedDraft:
+    """Drops sampled tokens because of their own probability."""
+    return ChangedDraft(lambda d: replace(d, mask=q[d.tokens] >= least))
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,11 @@ class WrongBlock(Verifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.IID,)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        p, q = categorical(scores.distribution).probs, categorical(draft.distribution).probs
+        p, q = as_categorical(scores.distribution).probs, as_categorical(draft.distribution).probs
         gamma, batch = draft.nodes, torch.arange(draft.batch)
-        rho = path_ratio(at_token(p[:, :-1], draft.tokens), at_token(q, draft.tokens))
+        rho = path_ratio(gather_token(p[:, :-1], draft.tokens), gather_token(q, draft.tokens))
         left = (rho[:, 1:-1, None] * p[:, 1:-1] - q[:, 1:]).clamp_min(0).sum(-1)
-        passing = torch.cat([stopping(left, rho[:, 1:-1]), rho[:, -1:]], -1)
+        passing = torch.cat([stopping_probability(left, rho[:, 1:-1]), rho[:, -1:]], -1)
         hits = noise.flip(passing, Lane.ACCEPT)
         index = torch.arange(1, gamma + 1)
         length = (hits * index).amax(-1) if self.longest else hits.cumprod(-1).sum(-1)
@@ -115,11 +117,11 @@ class WrongBlock(Verifier):
 
 WRONG: list[tuple[Verifier, tuple[Tensor, Tensor], int, Kind, tuple[str, ...]]] = [
     (Recursive(FromP()), E1, 1, Kind.IID, ("7/20", "39/100", "13/50")),
-    (called(Kind.IID, E1[1]), E1, 1, Kind.DET, ("2/5", "3/5", "0")),
-    (called(Kind.WOR, E1[1]), E1, 2, Kind.DET, ("2/5", "3/5", "0")),
-    (called(Kind.WOR, E2[1]), E2, 2, Kind.DET, ("5/8", "0", "3/8", "0")),
+    (label_as(Kind.IID, E1[1]), E1, 1, Kind.DET, ("2/5", "3/5", "0")),
+    (label_as(Kind.WOR, E1[1]), E1, 2, Kind.DET, ("2/5", "3/5", "0")),
+    (label_as(Kind.WOR, E2[1]), E2, 2, Kind.DET, ("5/8", "0", "3/8", "0")),
     (SkipDuplicates(), E2, 2, Kind.IID, ("66/175", "261/700", "3/20", "1/10")),
-    (called(Kind.IID, E2[1]), E2, 2, Kind.WOR, ("107/294", "227/588", "3/20", "1/10")),
+    (label_as(Kind.IID, E2[1]), E2, 2, Kind.WOR, ("107/294", "227/588", "3/20", "1/10")),
     (dropping(E1[1], 0.25), E1, 1, Kind.IID, ("0.40", "0.36", "0.24")),
     (dropping(E2[1], 0.15), E2, 1, Kind.IID, ("0.34", "0.385", "0.165", "0.11")),
 ]
@@ -133,7 +135,7 @@ def test_a_wrong_verifier_has_its_known_bias(
     kind: Kind,
     biased: tuple[str, ...],
 ) -> None:
-    found = distribution(*pair, verifier, siblings, kind)
+    found = enumerate_emitted(*pair, verifier, siblings, kind)
     assert_close(found, vector(*biased), atol=1e-12, rtol=0)
     with pytest.raises(AssertionError):
         assert_close(found, pair[0], atol=1e-12, rtol=0)
@@ -143,23 +145,27 @@ def test_a_wrong_verifier_has_its_known_bias(
 def test_skipped_duplicates_hide_where_the_residual_has_one_token(
     pair: tuple[Tensor, Tensor],
 ) -> None:
-    assert_close(distribution(*pair, SkipDuplicates(), 2, Kind.IID), pair[0], atol=1e-12, rtol=0)
+    assert_close(
+        enumerate_emitted(*pair, SkipDuplicates(), 2, Kind.IID), pair[0], atol=1e-12, rtol=0
+    )
 
 
 def test_wrong_q_without_replacement_hides_on_the_first_oracle() -> None:
-    assert_close(distribution(*E1, called(Kind.IID, E1[1]), 2, Kind.WOR), E1[0], atol=1e-12, rtol=0)
+    assert_close(
+        enumerate_emitted(*E1, label_as(Kind.IID, E1[1]), 2, Kind.WOR), E1[0], atol=1e-12, rtol=0
+    )
 
 
 @pytest.mark.parametrize("gamma", [2, 3])
 @pytest.mark.parametrize("pair", [E1, E2], ids=["E1", "E2"])
 def test_wrong_blocks_fail_beyond_the_first_token(pair: tuple[Tensor, Tensor], gamma: int) -> None:
-    tree, expected = Tree.chain(gamma), ancestral(pair[0], gamma + 1)
-    right = joint(*pair, WrongBlock(), tree, Kind.IID)
+    tree, expected = Tree.chain(gamma), ancestral_joint(pair[0], gamma + 1)
+    right = enumerate_joint(*pair, WrongBlock(), tree, Kind.IID)
     assert_close(right, expected, atol=1e-12, rtol=0)
-    assert_close(right, joint(*pair, Block(), tree, Kind.IID), atol=1e-12, rtol=0)
-    early = joint(*pair, WrongBlock(longest=False), tree, Kind.IID)
+    assert_close(right, enumerate_joint(*pair, Block(), tree, Kind.IID), atol=1e-12, rtol=0)
+    early = enumerate_joint(*pair, WrongBlock(longest=False), tree, Kind.IID)
     assert (early - expected).abs().max() > 1e-3
-    unscaled = joint(*pair, WrongBlock(scaled=False), tree, Kind.IID)
+    unscaled = enumerate_joint(*pair, WrongBlock(scaled=False), tree, Kind.IID)
     if pair is E1:  # its residual has one token, scaled or not
         assert_close(unscaled, expected, atol=1e-12, rtol=0)
     else:

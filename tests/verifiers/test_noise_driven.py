@@ -1,4 +1,4 @@
-"""Under real keyed noise rows are independent of their batch, and frequencies are right."""
+"""With keyed noise rows are independent of their batch, and frequencies are right."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ UNEVEN = Tree((-1, -1, 0, 1, 1, 2))
 
 
 def shapes(verifier: Verifier) -> list[Tree]:
-    if not verifier.trees:
+    if not verifier.uses_trees:
         return [Tree.chain(3)]
     if isinstance(verifier, SpecHub):
         return [Tree.chain(2), Tree.branching([2, 2]), UNEVEN]
@@ -38,20 +38,20 @@ def shapes(verifier: Verifier) -> list[Tree]:
 def proposals(
     p: Tensor, q: Tensor, tree: Tree, kind: Kind, noise: KeyedNoise
 ) -> tuple[Draft, Scores]:
-    """Draft along `tree` with distributions p (B, V) and q (B, V) that know no context."""
+    """Draft along `tree` with distributions p (B, V) and q (B, V) independent of the context."""
     batch = len(p)
     tokens = torch.zeros(batch, tree.nodes, dtype=torch.int64)
     depths = [-1, *tree.depths]
-    for row, kids in enumerate(tree.kids):
+    for row, kids in enumerate(tree.children):
         if kids:
             where = torch.full((batch, 1), depths[row] + 1)
-            distribution = Categorical.of(q)[:, None]
+            distribution = Categorical.from_weights(q)[:, None]
             index = torch.tensor([row])
             tokens[:, list(kids)] = draw(distribution, len(kids), kind, noise, where, index)[:, 0]
-    distributions = Categorical.of(q[:, None].expand(-1, tree.nodes, -1))
-    scores = Categorical.of(p[:, None].expand(-1, tree.nodes + 1, -1))
+    distributions = Categorical.from_weights(q[:, None].expand(-1, tree.nodes, -1))
+    scores = Categorical.from_weights(p[:, None].expand(-1, tree.nodes + 1, -1))
     position = torch.tensor(depths).add(1).expand(batch, -1)
-    return Draft.of(tree, tokens, kind, distributions), Scores(scores, position)
+    return Draft.from_tree(tree, tokens, kind, distributions), Scores(scores, position)
 
 
 @pytest.mark.parametrize(("verifier", "kind"), PAIRS, ids=str)
@@ -59,7 +59,7 @@ def test_a_row_does_not_notice_its_batch(verifier: Verifier, kind: Kind) -> None
     random = torch.Generator().manual_seed(0)
     for tree in shapes(verifier):
         p, q = torch.rand(2, 16, 4, generator=random)
-        noise = KeyedNoise.seeded(2, 16, CPU).at_round(3)
+        noise = KeyedNoise.from_seed(2, 16, CPU).at_round(3)
         draft, scores = proposals(p, q, tree, kind, noise)
         mask = torch.rand(16, tree.nodes, generator=random) < 0.8
         mask = (mask[:, None] | ~draft.ancestors()).all(-1)  # nothing hangs from padding
@@ -136,7 +136,7 @@ def test_nothing_proposed_yields_one_token(verifier: Verifier) -> None:
     for draft in (Draft.empty(2, CPU), replace(Draft.empty(2, CPU), tree=None)):
         if isinstance(verifier, Traversal) and draft.tree is None:
             continue  # wants to be told that the rows agree
-        verdict = verifier.verify(draft, scores, KeyedNoise.seeded(0, 2, CPU))
+        verdict = verifier.verify(draft, scores, KeyedNoise.from_seed(0, 2, CPU))
         assert verdict.path.shape == (2, 0)
         assert verdict.length.tolist() == [0, 0]
         assert verdict.next is not None

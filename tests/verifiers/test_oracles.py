@@ -1,4 +1,4 @@
-"""Acceptances and distributions known in closed form (methods/foundations.md, section 1), met to 1e-12."""
+"""Acceptances and distributions with known closed forms, reproduced to 1e-12."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from torch.testing import assert_close
 from mmspec.distributions.categorical import Categorical, residual
 from mmspec.draft import Kind, Verifier
 from mmspec.trees import Tree
-from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping
+from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping_probability
 from mmspec.verifiers.enumeration import (
-    acceptance,
-    ancestral,
-    distribution,
+    ancestral_joint,
+    enumerate_emitted,
+    enumerate_joint,
     enumerate_rounds,
-    joint,
+    expected_accepted,
 )
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
@@ -73,10 +73,10 @@ def test_one_position_accepts_as_in_the_table(
 ) -> None:
     for name, value in expected.items():
         p, q = E[name]
-        assert acceptance(p, q, verifier, siblings, kind) == pytest.approx(
+        assert expected_accepted(p, q, verifier, siblings, kind) == pytest.approx(
             float(F(value)), abs=1e-12
         )
-        assert_close(distribution(p, q, verifier, siblings, kind), p, atol=1e-12, rtol=0)
+        assert_close(enumerate_emitted(p, q, verifier, siblings, kind), p, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_k_seq_accepts_as_in_the_table(
 ) -> None:
     for name, (value, rho) in expected.items():
         p, q = E[name]
-        assert acceptance(p, q, KSeq(), siblings, Kind.IID) == pytest.approx(value, abs=1e-6)
+        assert expected_accepted(p, q, KSeq(), siblings, Kind.IID) == pytest.approx(value, abs=1e-6)
         k = torch.full((1, 1), float(siblings), dtype=p.dtype)
         assert acceptance_ratio(p[None], q[None], k).item() == pytest.approx(rho, abs=1e-6)
 
@@ -116,7 +116,7 @@ def test_chains_accept_as_in_the_table(
         assert float(found.lengths @ torch.arange(gamma + 1.0).double()) == pytest.approx(
             float(F(value)), abs=1e-12
         )
-        assert_close(found.joint, ancestral(pair[0], gamma + 1), atol=1e-12, rtol=0)
+        assert_close(found.joint, ancestral_joint(pair[0], gamma + 1), atol=1e-12, rtol=0)
 
 
 TREES: list[tuple[tuple[Tensor, Tensor], list[int], Kind, str, str]] = [
@@ -138,17 +138,19 @@ def test_trees_accept_as_in_the_table(
 ) -> None:
     tree = Tree.branching(widths)
     for verifier, value in ((Recursive(), recursive), (Traversal(), traversal)):
-        found = acceptance(*pair, verifier, tree, kind)
+        found = expected_accepted(*pair, verifier, tree, kind)
         assert found == pytest.approx(float(F(value)), abs=1e-12)
 
 
 def test_lenience_trades_exactness_for_acceptance() -> None:
     p, q = E["E1"]
-    assert acceptance(p, q, Lenience(0.8)) == pytest.approx(33 / 40, abs=1e-12)
-    assert_close(distribution(p, q, Lenience(0.8)), vector("3/8", "3/8", "1/4"), atol=1e-12, rtol=0)
-    assert acceptance(p, q, Lenience(0.5)) == pytest.approx(1, abs=1e-12)
-    assert_close(distribution(p, q, Lenience(0.5)), q, atol=1e-12, rtol=0)
-    assert_close(distribution(p, q, Lenience(1.0)), p, atol=1e-12, rtol=0)
+    assert expected_accepted(p, q, Lenience(0.8)) == pytest.approx(33 / 40, abs=1e-12)
+    assert_close(
+        enumerate_emitted(p, q, Lenience(0.8)), vector("3/8", "3/8", "1/4"), atol=1e-12, rtol=0
+    )
+    assert expected_accepted(p, q, Lenience(0.5)) == pytest.approx(1, abs=1e-12)
+    assert_close(enumerate_emitted(p, q, Lenience(0.5)), q, atol=1e-12, rtol=0)
+    assert_close(enumerate_emitted(p, q, Lenience(1.0)), p, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize(
@@ -165,7 +167,7 @@ def test_lenience_trades_exactness_for_acceptance() -> None:
 def test_typical_tokens(p: Tensor, threshold: float, typical: list[int]) -> None:
     rule, x = Typical(0.09, 0.3), torch.arange(len(p))
     assert rule.threshold(p).item() == pytest.approx(threshold, abs=1e-12)
-    each = Categorical.having(p.expand(len(p), -1))
+    each = Categorical.from_probs(p.expand(len(p), -1))
     assert rule.accept(each, each, x).tolist() == typical
     cut = p * torch.tensor(typical)
     left = rule.residual(each, each, x).probs
@@ -174,7 +176,7 @@ def test_typical_tokens(p: Tensor, threshold: float, typical: list[int]) -> None
 
 def test_a_token_at_the_threshold_is_not_typical() -> None:
     p = vector("1/2", "1/4", "1/4").expand(3, -1)
-    rule, each, x = Typical(epsilon=0.25, delta=0.9), Categorical.having(p), torch.arange(3)
+    rule, each, x = Typical(epsilon=0.25, delta=0.9), Categorical.from_probs(p), torch.arange(3)
     assert rule.threshold(p).tolist() == [0.25] * 3
     assert rule.accept(each, each, x).tolist() == [1, 0, 0]
     assert rule.residual(each, each, x).probs.tolist() == [[1, 0, 0]] * 3
@@ -206,7 +208,7 @@ def test_the_trace_of_block_verification() -> None:
     for rho, left, passing in (("3/5", "1/10", "1/5"), ("2/3", "2/15", "2/7")):
         mass = (float(F(rho)) * p - q).clamp_min(0).sum()
         assert_close(mass, vector(left)[0])
-        assert_close(stopping(mass, vector(rho)[0]), vector(passing)[0])
+        assert_close(stopping_probability(mass, vector(rho)[0]), vector(passing)[0])
     assert_close(scaled_residual(p[None], q[None], vector("3/5"))[0], vector("1", "0", "0"))
 
 
@@ -244,18 +246,18 @@ def test_acceptance_is_ordered(name: str) -> None:
     p, q = E[name]
     for kind in (Kind.IID, Kind.WOR):
         for k in (2, 3):
-            least = acceptance(p, q, SampleAndMatch(), k, kind)
-            middle = acceptance(p, q, Recursive(), k, kind)
+            least = expected_accepted(p, q, SampleAndMatch(), k, kind)
+            middle = expected_accepted(p, q, Recursive(), k, kind)
             most = optimal_transport(p, q, k, kind)
             assert least <= middle + 1e-12 <= most + 2e-12
             if kind is Kind.IID:
-                seq = acceptance(p, q, KSeq(), k, kind)
+                seq = expected_accepted(p, q, KSeq(), k, kind)
                 assert (1 - (1 - 1 / k) ** k) * most - 1e-12 <= seq <= most + 1e-12
     for gamma in (1, 2, 3):
         tree = Tree.chain(gamma)
-        exact, block = (acceptance(p, q, v, tree, Kind.IID) for v in (Recursive(), Block()))
+        exact, block = (expected_accepted(p, q, v, tree, Kind.IID) for v in (Recursive(), Block()))
         bound = sum(
-            float(torch.minimum(ancestral(p, i), ancestral(q, i)).sum())
+            float(torch.minimum(ancestral_joint(p, i), ancestral_joint(q, i)).sum())
             for i in range(1, gamma + 1)
         )
         assert exact <= block + 1e-12 <= bound + 2e-12
@@ -292,5 +294,5 @@ def optimal_transport(p: Tensor, q: Tensor, k: int, kind: Kind) -> float:
 def test_a_rule_stands_for_its_walk() -> None:
     p, q = E["E3"]
     for siblings in (1, 2, 3):
-        assert_close(distribution(p, q, Exact(), siblings), p, atol=1e-12, rtol=0)
-    assert_close(joint(p, q, Exact(), Tree.chain(0)), p, atol=1e-12, rtol=0)
+        assert_close(enumerate_emitted(p, q, Exact(), siblings), p, atol=1e-12, rtol=0)
+    assert_close(enumerate_joint(p, q, Exact(), Tree.chain(0)), p, atol=1e-12, rtol=0)

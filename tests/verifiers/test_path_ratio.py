@@ -1,6 +1,7 @@
-"""Path ratio: pictures have the target's distribution, acceptance is 1 - TV of the paths.
+"""Path ratio: images have the target's distribution, acceptance is 1 - TV of the paths.
 
-A correct verifier raises the alarm once in 10 000 seeds, which are fixed; wrong variants must.
+A correct verifier raises a false alarm once in 10 000 seeds, which are fixed; wrong variants must
+fail.
 """
 
 from __future__ import annotations
@@ -17,16 +18,16 @@ from mmspec.bench.gaussian_tests import standard_normal_p_values, uniform_p_valu
 from mmspec.distributions.gaussian import Gaussian
 from mmspec.distributions.noise import KeyedNoise, Keys, Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.drafters.denoising.patches import Ahead, Aligned
-from mmspec.drafters.plain import Silent
-from mmspec.modalities.mar.toys import (
+from mmspec.drafters.denoising.patches import Ahead, AlignedDrafter
+from mmspec.drafters.plain import NoDraft
+from mmspec.modalities.mar.tiny_models import (
     LinearHead,
     LinearReader,
     innovations,
 )
 from mmspec.targets.continuous.paths import PathDistribution, PathResidual
-from mmspec.verifiers.path_ratio import PathRatio, path_distribution
-from tests.verifiers.pictures import ALARM, ROWS, drawn
+from mmspec.verifiers.path_ratio import PathRatio, as_path_distribution
+from tests.verifiers.toy_images import ALARM, ROWS, generate_images
 
 TARGET = LinearReader(LinearHead.of((0.5, 0.4, 0.3), slope=0.3))
 DRAFTS = {
@@ -40,41 +41,41 @@ DRAFTS = {
 @pytest.mark.parametrize(
     ("name", "length"), [("both", 1), ("mean", 2), ("mean", 3), ("std", 3), ("both", 3), ("far", 3)]
 )
-def test_pictures_have_the_distribution_of_the_target(name: str, length: int) -> None:
-    drafter = Aligned(DRAFTS[name], Ahead(length))
-    found = drawn(TARGET, drafter, PathRatio(), seed=length)
+def test_images_have_the_distribution_of_the_target(name: str, length: int) -> None:
+    drafter = AlignedDrafter(DRAFTS[name], Ahead(length))
+    found = generate_images(TARGET, drafter, PathRatio(), seed=length)
     assert min(standard_normal_p_values(innovations(TARGET, found))) > ALARM
     assert any(sum(kept.accepted) for kept in found.rounds) or name == "far"
     assert any(sum(kept.drafted) > sum(kept.accepted) for kept in found.rounds)
 
 
 def test_the_alarm_is_raised_by_the_drafts_own_distribution() -> None:
-    found = drawn(DRAFTS["mean"], Silent(), PathRatio())
+    found = generate_images(DRAFTS["mean"], NoDraft(), PathRatio())
     assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
 def test_the_alarm_is_raised_by_corrections_that_are_fresh(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PathResidual, "sample", lambda self, keys: self.p.sample(keys))
-    found = drawn(TARGET, Aligned(DRAFTS["mean"], Ahead(3)), PathRatio())
+    found = generate_images(TARGET, AlignedDrafter(DRAFTS["mean"], Ahead(3)), PathRatio())
     assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
 def end_only(self: PathDistribution, x: Tensor) -> Tensor:
-    """Wrong: the density of the last state alone, as if the rest of the path did not matter."""
-    distribution = self.along(x)
+    """Wrong: the density of the last state alone."""
+    distribution = self.step_distributions(x)
     last = Gaussian(distribution.mean[..., -1, :], distribution.std[..., -1, :], 1)
     return torch.where(self.real, last.log_prob(x[..., -1, :]), 0)
 
 
 def test_the_alarm_is_raised_by_the_density_of_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(PathDistribution, "log_prob", end_only)
-    found = drawn(TARGET, Aligned(DRAFTS["mean"], Ahead(3)), PathRatio())
+    found = generate_images(TARGET, AlignedDrafter(DRAFTS["mean"], Ahead(3)), PathRatio())
     assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
 @dataclass(frozen=True)
 class Uncut(Verifier):
-    """Wrong: every cell is judged and redrawn exactly, but what has read a refused one stays."""
+    """Wrong: every cell is tested exactly, but cells that depend on a rejected one stay."""
 
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE,)
     lossless: ClassVar[bool] = True
@@ -82,20 +83,23 @@ class Uncut(Verifier):
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         if not draft.nodes:
             return PathRatio().verify(draft, scores, noise)
-        p, q = path_distribution(scores.distribution)[:, :-1], path_distribution(draft.distribution)
+        p, q = (
+            as_path_distribution(scores.distribution)[:, :-1],
+            as_path_distribution(draft.distribution),
+        )
         ratio = p.log_prob(draft.tokens) - q.log_prob(draft.tokens)
         refused = ~noise.flip(ratio.clamp_max(0).exp(), Lane.ACCEPT)
         index = torch.arange(refused[0].numel())
-        keys = Keys(noise.fresh(Lane.RESIDUAL, index).key.view_as(ratio.long())[refused])
+        keys = Keys(noise.fresh_keys(Lane.RESIDUAL, index).key.view_as(ratio.long())[refused])
         replaced = draft.tokens.clone()
         replaced[refused] = PathResidual(p[refused], q[refused]).sample(keys)
         path = torch.where(draft.mask, torch.arange(draft.nodes), -1)
-        return Verdict(path, draft.mask.sum(-1), None, replaced=replaced)
+        return Verdict(path, draft.mask.sum(-1), None, replacements=replaced)
 
 
 def test_the_alarm_is_raised_by_steps_that_read_a_refused_cell() -> None:
-    drafter = Aligned(LinearReader(TARGET.head, bias=1.5), Ahead(3))
-    found = drawn(TARGET, drafter, Uncut())
+    drafter = AlignedDrafter(LinearReader(TARGET.head, bias=1.5), Ahead(3))
+    found = generate_images(TARGET, drafter, Uncut())
     assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
@@ -103,18 +107,18 @@ def test_acceptance_is_one_minus_the_distance_of_the_paths() -> None:
     """Drifts that do not depend on the state: r^2 is the sum of r_t^2, as for one Gaussian."""
     std, shift = (0.5, 0.4, 0.3), 0.7
     target = LinearReader(LinearHead.of(std), weight=0.0)
-    drafter = Aligned(replace(target, bias=shift), Ahead(1))
-    rounds = drawn(target, drafter, PathRatio()).rounds
+    drafter = AlignedDrafter(replace(target, bias=shift), Ahead(1))
+    rounds = generate_images(target, drafter, PathRatio()).rounds
     r = math.sqrt(sum((0.5 * shift / s) ** 2 for s in std))
     expected = math.erfc(r / math.sqrt(8))  # 2 Phi(-r / 2)
     accepted = sum(rounds[0].accepted) / ROWS
     assert abs(accepted - expected) < 4 * math.sqrt(expected * (1 - expected) / ROWS)
 
 
-def test_a_copy_is_accepted_whole_and_is_the_plain_picture() -> None:
-    plain = drawn(TARGET, Silent(), PathRatio(), seed=5)
+def test_a_copy_is_accepted_whole_and_equals_plain_sampling() -> None:
+    plain = generate_images(TARGET, NoDraft(), PathRatio(), seed=5)
     assert len(plain.rounds) == 3
-    copied = drawn(TARGET, Aligned(TARGET, Ahead(3)), PathRatio(), seed=5)
+    copied = generate_images(TARGET, AlignedDrafter(TARGET, Ahead(3)), PathRatio(), seed=5)
     assert len(copied.rounds) == 1
     assert torch.equal(plain.latents, copied.latents)
 
@@ -131,8 +135,8 @@ def test_residual_paths_have_their_distribution() -> None:
     1/4: the excess lies left of that, and its mass 2 Phi(1/2) - 1 is the same for every x0.
     """
     head = LinearHead.of((0.5,))
-    noise = KeyedNoise.seeded(0, 1, torch.device("cpu"))
-    keys = Keys(noise.shared(torch.arange(4000)[None]).key[0])
+    noise = KeyedNoise.from_seed(0, 1, torch.device("cpu"))
+    keys = Keys(noise.shared_keys(torch.arange(4000)[None]).key[0])
     paths = PathResidual(distribution(0.0, head, 4000), distribution(1.0, head, 4000)).sample(keys)
     x0, x1 = paths[:, 0, 0].double(), paths[:, 1, 0].double()
     assert uniform_p_value(torch.special.ndtr(x0)) > 1e-4
@@ -145,8 +149,8 @@ def test_residual_paths_have_their_distribution() -> None:
 def test_the_residual_of_equal_distributions_does_not_exist() -> None:
     head = LinearHead.of((0.5,))
     keys = Keys(torch.tensor([1, 2]))
-    with pytest.raises(ValueError, match="equal to rounding"):
-        PathResidual(distribution(0.0, head, 2), distribution(0.0, head, 2), most_tries=8).sample(
+    with pytest.raises(ValueError, match="equal up to rounding"):
+        PathResidual(distribution(0.0, head, 2), distribution(0.0, head, 2), max_trials=8).sample(
             keys
         )
 

@@ -16,10 +16,10 @@ from mmspec.codes.phrases import Phrases, Trie
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores
-from mmspec.verifiers.phrase import PhraseJoint, joint, walked
+from mmspec.verifiers.phrase import PhraseJoint, count_accepted, joint
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
-from tests.toys import painters
+from tests.toys import image_models
 
 CPU = torch.device("cpu")
 ROWS = 20_000
@@ -28,19 +28,21 @@ Q = torch.tensor([[0.5, 0.3, 0.2], [0.1, 0.6, 0.3], [0.5, 0.2, 0.3]])
 
 
 def verifier(*phrases: tuple[int, ...]) -> PhraseJoint:
-    return PhraseJoint(Trie.of(Phrases(dict.fromkeys(phrases, 1)), 3, CPU))
+    return PhraseJoint(Trie.build(Phrases(dict.fromkeys(phrases, 1)), 3, CPU))
 
 
-def drafted(tokens: Tensor, p: Tensor = P, q: Tensor = Q) -> tuple[Draft, Scores, KeyedNoise]:
+def make_draft(tokens: Tensor, p: Tensor = P, q: Tensor = Q) -> tuple[Draft, Scores, KeyedNoise]:
     rows = len(tokens)
-    distribution = Categorical.of(q.expand(rows, -1, -1))
-    scores = Scores(Categorical.of(p.expand(rows, -1, -1)), torch.arange(4).expand(rows, -1))
-    return Draft.chain(tokens, Kind.IID, distribution), scores, KeyedNoise.seeded(0, rows, CPU)
+    distribution = Categorical.from_weights(q.expand(rows, -1, -1))
+    scores = Scores(
+        Categorical.from_weights(p.expand(rows, -1, -1)), torch.arange(4).expand(rows, -1)
+    )
+    return Draft.chain(tokens, Kind.IID, distribution), scores, KeyedNoise.from_seed(0, rows, CPU)
 
 
 def test_no_phrase_that_matches_is_the_rejection_verifier() -> None:
     tokens = torch.randint(0, 3, (500, 3), generator=torch.Generator().manual_seed(1))
-    draft, scores, noise = drafted(tokens)
+    draft, scores, noise = make_draft(tokens)
     expected = Recursive().verify(draft, scores, noise)
     for library in ((), ((2, 2, 2, 2),)):
         found = verifier(*library).verify(draft, scores, noise)
@@ -53,7 +55,7 @@ def test_no_phrase_that_matches_is_the_rejection_verifier() -> None:
 
 def test_a_phrase_passes_with_the_product_of_its_ratios() -> None:
     """The phrase 0 0 has ratios 0.4 and 4: singly 0.4 passes, jointly 1. 20 000 rows: 0.0035."""
-    draft, scores, noise = drafted(torch.zeros(ROWS, 3, dtype=torch.int64))
+    draft, scores, noise = make_draft(torch.zeros(ROWS, 3, dtype=torch.int64))
     singly = Recursive().verify(draft, scores, noise).length
     jointly = verifier((0, 0)).verify(draft, scores, noise).length
     assert float((singly >= 2).float().mean()) == pytest.approx(0.4, abs=0.02)
@@ -64,13 +66,13 @@ def test_a_phrase_passes_with_the_product_of_its_ratios() -> None:
 
 
 def test_equal_distributions_accept_every_phrase() -> None:
-    draft, scores, noise = drafted(torch.tensor([[0, 1, 2]]).expand(500, -1), q=P[:3])
+    draft, scores, noise = make_draft(torch.tensor([[0, 1, 2]]).expand(500, -1), q=P[:3])
     assert bool((verifier((0, 1, 2)).verify(draft, scores, noise).length == 3).all())
 
 
 def test_tokens_that_were_never_scored_are_in_no_phrase() -> None:
     point = torch.tensor([[1.0, 0, 0], [1.0, 0, 0], [1.0, 0, 0]])
-    draft, scores, noise = drafted(torch.zeros(500, 3, dtype=torch.int64), q=point)
+    draft, scores, noise = make_draft(torch.zeros(500, 3, dtype=torch.int64), q=point)
     expected = Recursive().verify(draft, scores, noise)
     found = verifier((0, 0), (0, 0, 0)).verify(draft, scores, noise)
     assert torch.equal(found.length, expected.length)
@@ -99,14 +101,14 @@ def test_the_joint_ratio_is_capped_at_its_end_only() -> None:
 )
 def test_the_walk(whole: str, single: str, phrase: str, length: int) -> None:
     flags = [torch.tensor([[int(c) for c in line]]) for line in (whole, single, phrase)]
-    assert walked(flags[0].bool(), flags[1].bool(), flags[2]).tolist() == [length]
+    assert count_accepted(flags[0].bool(), flags[1].bool(), flags[2]).tolist() == [length]
 
 
 def test_no_phrase_goes_beyond_the_end_of_a_row() -> None:
     """Rows of one code hold no phrase, and are what they are without a library."""
-    codes = range(painters.FIRST, painters.FIRST + painters.CODES)
+    codes = range(image_models.FIRST, image_models.FIRST + image_models.CODES)
     library = Phrases({(one, other): 1 for one in codes for other in codes})
-    model, asked = painters.chameleon(), painters.request("chameleon", 2)
+    model, asked = image_models.chameleon(), image_models.request("chameleon", 2)
     settings: dict[str, Any] = {"temperature": 3.0, "guidance": 1.0, "seed": 0}
     without, joint = (
         mmspec.accelerate(model, "sjd-pv", phrases=given) for given in (None, library)
@@ -120,12 +122,14 @@ def test_no_phrase_goes_beyond_the_end_of_a_row() -> None:
 
 def test_a_phrase_has_the_rest_of_its_row() -> None:
     tokens = torch.zeros(2, 6, dtype=torch.int64)
-    trie = Trie.of(Phrases({(0, 0): 1, (0, 0, 0, 0): 1}), 1, CPU)
-    at = replace(PhraseJoint(trie), grid=Grid(2, 4, (0, 1), separator=3, header=(3,)), begun=(1, 3))
-    room = at.room(tokens)
-    assert room is not None
-    assert room.tolist() == [[4, 3, 2, 1, 0, 4], [2, 1, 0, 4, 3, 2]]
-    found = trie.matches(tokens, tokens == 0, room)
+    trie = Trie.build(Phrases({(0, 0): 1, (0, 0, 0, 0): 1}), 1, CPU)
+    at = replace(
+        PhraseJoint(trie), grid=Grid(2, 4, (0, 1), separator=3, header=(3,)), offsets=(1, 3)
+    )
+    remaining = at.remaining_cells(tokens)
+    assert remaining is not None
+    assert remaining.tolist() == [[4, 3, 2, 1, 0, 4], [2, 1, 0, 4, 3, 2]]
+    found = trie.matches(tokens, tokens == 0, remaining)
     assert found.tolist() == [[4, 2, 2, 0, 0, 0], [2, 0, 0, 2, 2, 0]]
 
 
@@ -135,7 +139,7 @@ def test_the_recipe_takes_a_library_or_its_file(tmp_path: Path) -> None:
     sjd = mmspec.accelerate(model, "sjd").generate(**request, **settings)
     fast = mmspec.accelerate(model, "sjd-pv")
     assert torch.equal(fast.generate(**request, **settings).sequences, sjd.sequences)
-    library = Phrases.build([row.tolist() for row in sjd.sequences], least=1)
+    library = Phrases.build([row.tolist() for row in sjd.sequences], min_count=1)
     library.save(tmp_path / "phrases.safetensors")
     for given in (library, tmp_path / "phrases.safetensors"):
         fast = mmspec.accelerate(model, "sjd-pv", phrases=given)

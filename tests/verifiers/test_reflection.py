@@ -1,4 +1,4 @@
-"""Reflection gives the target's distribution, accepts as often as anything can, and moves along one line."""
+"""Reflection samples the target, has maximal acceptance, and moves states along one line."""
 
 from __future__ import annotations
 
@@ -11,22 +11,29 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.distributions.gaussian import Driving, Gaussian
+from mmspec.distributions.gaussian import DrivingNoise, Gaussian
 from mmspec.distributions.noise import KeyedNoise, Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.trees import Tree
-from mmspec.verifiers.gaussian_steps import Steps, chain, dot, fit, own, steps
+from mmspec.verifiers.gaussian_steps import (
+    GaussianSteps,
+    accept_chain,
+    align_steps,
+    dot,
+    expand_event,
+    sample_target,
+)
 from mmspec.verifiers.reflection import Reflection, acceptance, mirror
 from tests.verifiers.gaussian_rounds import (
     BENT,
-    Played,
+    RoundOutcome,
     apart,
     check_acceptance,
     check_coupling,
     check_distribution,
     check_joint,
     check_untouched,
-    drafted,
+    make_draft,
     overlap,
     play,
 )
@@ -70,84 +77,86 @@ class Wrong(Verifier):
     """Reflection with one mistake; the tests above must find it."""
 
     lossless: ClassVar[bool] = False
-    trees: ClassVar[bool] = False
+    uses_trees: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.RACE, Kind.IID)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        step = self.seen(steps(self, draft, scores), draft)
+        step = self.recover(align_steps(self, draft, scores), draft)
         hits = noise.flip(self.chance(step), Lane.ACCEPT)
         length = hits.cumprod(-1).sum(-1)
         state = self.correct(step.at(length.clamp_max(draft.nodes - 1)), noise)
-        full = fit(length == draft.nodes, state) > 0
-        return chain(draft, length, torch.where(full, own(scores, length, noise), state))
+        full = expand_event(length == draft.nodes, state) > 0
+        return accept_chain(
+            draft, length, torch.where(full, sample_target(scores, length, noise), state)
+        )
 
-    def seen(self, step: Steps, draft: Draft) -> Steps:
+    def recover(self, step: GaussianSteps, draft: Draft) -> GaussianSteps:
         return step
 
-    def chance(self, step: Steps) -> Tensor:
+    def chance(self, step: GaussianSteps) -> Tensor:
         return acceptance(step)
 
-    def correct(self, step: Steps, noise: Noise) -> Tensor:
+    def correct(self, step: GaussianSteps, noise: Noise) -> Tensor:
         return mirror(step)
 
 
 class AroundTheDraft(Wrong):
-    """Puts the reflected noise back at the draft's mean."""
+    """Adds the reflected noise to the draft's mean."""
 
-    def correct(self, step: Steps, noise: Noise) -> Tensor:
+    def correct(self, step: GaussianSteps, noise: Noise) -> Tensor:
         return mirror(step) - step.p.mean + step.q.mean
 
 
 class KeepsTheNoise(Wrong):
-    """Moves the refused state to the target's mean without reflecting its noise."""
+    """Moves the rejected state to the target's mean without reflecting its noise."""
 
-    def correct(self, step: Steps, noise: Noise) -> Tensor:
+    def correct(self, step: GaussianSteps, noise: Noise) -> Tensor:
         return step.p.mean + step.std * step.noise
 
 
 class DrawsFromTheTarget(Wrong):
-    """Draws the refused state anew, from the target instead of the residual."""
+    """Samples the rejected state from the target instead of the residual."""
 
-    def correct(self, step: Steps, noise: Noise) -> Tensor:
+    def correct(self, step: GaussianSteps, noise: Noise) -> Tensor:
         return step.p.mean + step.std * fresh(step, noise)
 
 
 class Rounded(Wrong):
     """Recovers the noise from states that were rounded to bfloat16."""
 
-    def seen(self, step: Steps, draft: Draft) -> Steps:
+    def recover(self, step: GaussianSteps, draft: Draft) -> GaussianSteps:
         rounded = draft.tokens.bfloat16().float()
         return replace(step, noise=(rounded - step.q.mean) / step.std)
 
 
 class NoSquare(Wrong):
-    """Forgets r^2 / 2: the test of a draft that is centred between the two."""
+    """Omits r^2 / 2: the test of a draft centred between the two."""
 
-    def chance(self, step: Steps) -> Tensor:
-        return (-dot(step.noise, step.away, step.p.events)).clamp_max(0).exp()
+    def chance(self, step: GaussianSteps) -> Tensor:
+        return (-dot(step.noise, step.mean_shift, step.p.events)).clamp_max(0).exp()
 
 
 class NeverAccepts(Wrong):
-    """Always draws anew: the right distribution, and nothing gained."""
+    """Always samples again: the right distribution, but no acceptance."""
 
-    def chance(self, step: Steps) -> Tensor:
+    def chance(self, step: GaussianSteps) -> Tensor:
         return torch.zeros_like(acceptance(step))
 
-    def correct(self, step: Steps, noise: Noise) -> Tensor:
+    def correct(self, step: GaussianSteps, noise: Noise) -> Tensor:
         return step.p.mean + step.std * fresh(step, noise)
 
 
 class FreshAcross(Wrong):
-    """Draws the orthogonal part of a refused state anew: the right distribution, but uncoupled."""
+    """Samples the orthogonal part of a rejected state again: right distribution, uncoupled."""
 
-    def correct(self, step: Steps, noise: Noise) -> Tensor:
-        new, unit = fresh(step, noise), step.away / step.away.norm(dim=-1, keepdim=True)
+    def correct(self, step: GaussianSteps, noise: Noise) -> Tensor:
+        new, unit = fresh(step, noise), step.mean_shift / step.mean_shift.norm(dim=-1, keepdim=True)
         kept = dot(new - step.noise, unit, 1)
-        return mirror(replace(step, noise=new - fit(kept, unit) * unit))
+        return mirror(replace(step, noise=new - expand_event(kept, unit) * unit))
 
 
-def fresh(step: Steps, noise: Noise) -> Tensor:
-    keys = noise.fresh(Lane.OTHER, torch.zeros(1, dtype=torch.int64))
+def fresh(step: GaussianSteps, noise: Noise) -> Tensor:
+    keys = noise.fresh_keys(Lane.OTHER, torch.zeros(1, dtype=torch.int64))
     return keys.normal(step.noise.shape[-1])[:, 0]
 
 
@@ -182,9 +191,11 @@ def test_the_right_distribution_alone_does_not_make_a_reflection() -> None:
 
 def test_states_of_any_shape_and_a_deviation_per_entry() -> None:
     noise, std = KeyedNoise(torch.arange(4_000)), torch.rand(2, 3) + 0.5
-    driving = noise.shared(torch.ones(4_000, 1, dtype=torch.int64)).normal(2, 3)
+    driving = noise.shared_keys(torch.ones(4_000, 1, dtype=torch.int64)).normal(2, 3)
     q = Gaussian(torch.full((4_000, 1, 2, 3), 0.3), std, 2)
-    draft = Draft.of(Tree.chain(1), q.mean + std * driving, Kind.RACE, q, extras=Driving(driving))
+    draft = Draft.from_tree(
+        Tree.chain(1), q.mean + std * driving, Kind.RACE, q, extras=DrivingNoise(driving)
+    )
     scores = Scores(Gaussian(torch.zeros(4_000, 2, 2, 3), std, 2), torch.tensor([[1, 2]] * 4_000))
     verdict = Reflection().verify(draft, scores, noise)
     r = float((0.3 / std).norm())
@@ -198,9 +209,9 @@ def test_states_of_any_shape_and_a_deviation_per_entry() -> None:
 
 def test_after_full_acceptance_and_without_a_draft_comes_the_plain_state() -> None:
     noise = KeyedNoise(torch.arange(7))
-    draft, scores = drafted(replace(apart(0.0, 3), tree=Tree.chain(3)), noise, 7)
+    draft, scores = make_draft(replace(apart(0.0, 3), tree=Tree.chain(3)), noise, 7)
     verdict = Reflection().verify(draft, scores, noise)
-    plain = scores.distribution.sample(noise.shared(scores.position))
+    plain = scores.distribution.sample(noise.shared_keys(scores.position))
     assert verdict.length.tolist() == [3] * 7
     assert verdict.path.tolist() == [[0, 1, 2]] * 7
     assert_close(verdict.next, plain[:, 3], rtol=0, atol=0)
@@ -214,7 +225,7 @@ def test_after_full_acceptance_and_without_a_draft_comes_the_plain_state() -> No
 
 def test_padded_states_are_not_looked_at() -> None:
     noise = KeyedNoise(torch.arange(500))
-    draft, scores = drafted(replace(apart(0.0, 2), tree=Tree.chain(3)), noise, 500)
+    draft, scores = make_draft(replace(apart(0.0, 2), tree=Tree.chain(3)), noise, 500)
     mask = torch.arange(3) < (torch.arange(500) % 4)[:, None]
     spoiled = torch.where(mask[..., None], draft.tokens, torch.nan)
     draft = replace(draft, tokens=spoiled, mask=mask, padded=True)
@@ -226,16 +237,16 @@ def test_padded_states_are_not_looked_at() -> None:
 
 def test_what_cannot_be_reflected_is_refused() -> None:
     noise = KeyedNoise(torch.arange(5))
-    draft, scores = drafted(apart(1.0, 2), noise, 5)
+    draft, scores = make_draft(apart(1.0, 2), noise, 5)
     with pytest.raises(ValueError, match=r"set Draft\.extras"):
         Reflection().verify(replace(draft, extras=None), scores, noise)
-    other, scores_of_other = drafted(replace(apart(1.0, 2), draft_std=0.5), noise, 5)
+    other, scores_of_other = make_draft(replace(apart(1.0, 2), draft_std=0.5), noise, 5)
     assert Reflection().verify(other, scores_of_other, noise).next is not None
     for case in (replace(apart(1.0, 2), draft_std=0.0), replace(apart(1.0, 2), std=0.0)):
-        still, scores_of_still = drafted(case, noise, 5)
+        still, scores_of_still = make_draft(case, noise, 5)
         with pytest.raises(ValueError, match="standard deviation 0"):
             Reflection().verify(still, scores_of_still, noise)
-    tree, scores_of_tree = drafted(apart(1.0, 2, width=2), noise, 5)
+    tree, scores_of_tree = make_draft(apart(1.0, 2, width=2), noise, 5)
     with pytest.raises(ValueError, match="verifies chains only"):
         Reflection().verify(tree, scores_of_tree, noise)
     with pytest.raises(ValueError, match="DET"):
@@ -255,9 +266,9 @@ def test_both_kinds_of_steps_in_one_chain_are_exact_jointly() -> None:
     generator = torch.Generator().manual_seed(0)
     n = 60_000
     noise = KeyedNoise(torch.randint(-(2**62), 2**62, (n,), generator=generator))
-    draft, scores = drafted(BENT, noise, n)
+    draft, scores = make_draft(BENT, noise, n)
     assert isinstance(draft.distribution, Gaussian)
-    assert isinstance(draft.extras, Driving)
+    assert isinstance(draft.extras, DrivingNoise)
     std = torch.full_like(draft.distribution.mean, BENT.std)
     std[1::2, 1] = 1.1
     first = draft.tokens[:, 0]
@@ -277,5 +288,5 @@ def test_both_kinds_of_steps_in_one_chain_are_exact_jointly() -> None:
     gaps = [last - BENT.p(torch.zeros(n, 1)), after - BENT.p(last)]
     for rows in (slice(0, None, 2), slice(1, None, 2)):
         increments = torch.stack([gap[rows] / BENT.std for gap in gaps], 1)
-        check_joint(Played(increments, verdict.length, tokens, following))
+        check_joint(RoundOutcome(increments, verdict.length, tokens, following))
         assert 0.2 < (verdict.length[rows] == 2).double().mean() < 0.9

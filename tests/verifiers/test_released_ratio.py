@@ -1,4 +1,4 @@
-"""The released rule of CSpD: its formula, where it is exact, and that it is not elsewhere."""
+"""The released rule of CSpD: its formula, where it is exact, and where it is not."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from mmspec.bench.gaussian_tests import standard_normal_p_values
-from mmspec.distributions.noise import Coins, KeyedNoise, Keys
-from mmspec.drafters.denoising.patches import Ahead, Aligned, Milestones
-from mmspec.modalities.mar.toys import LinearHead, LinearReader, innovations
+from mmspec.distributions.noise import Flips, KeyedNoise, Keys
+from mmspec.drafters.denoising.patches import Ahead, AlignedDrafter, Milestones
+from mmspec.modalities.mar.tiny_models import LinearHead, LinearReader, innovations
 from mmspec.targets.continuous.patches import BlindTarget, PatchRequest, PatchSettings
-from mmspec.verifiers.path_ratio import path_distribution
+from mmspec.verifiers.path_ratio import as_path_distribution
 from mmspec.verifiers.released_ratio import ReleasedRatio
-from tests.verifiers.pictures import ALARM, drawn
+from tests.verifiers.toy_images import ALARM, generate_images
 
 TARGET = LinearReader(LinearHead.of((0.5, 0.4, 0.3), slope=0.3, spread=(0.9, 1.2, 1.1)))
 DRAFT = LinearReader(LinearHead.of((0.5, 0.4, 0.3), spread=(1.1, 1.0, 0.8)), bias=0.4)
@@ -25,36 +25,36 @@ SINGLE = PatchSettings(steps=4)
 
 
 @dataclass
-class Heard:
-    """Noise that writes down the odds it is asked for."""
+class RecordingNoise:
+    """Noise that records the acceptance probabilities."""
 
     inner: KeyedNoise
     odds: list[Tensor] = field(default_factory=list)
 
-    def shared(self, position: Tensor) -> Keys:
-        return self.inner.shared(position)
+    def shared_keys(self, position: Tensor) -> Keys:
+        return self.inner.shared_keys(position)
 
-    def fresh(self, lane: int, index: Tensor) -> Keys:
-        return self.inner.fresh(lane, index)
+    def fresh_keys(self, lane: int, index: Tensor) -> Keys:
+        return self.inner.fresh_keys(lane, index)
 
     def flip(self, probability: Tensor, lane: int) -> Tensor:
         self.odds.append(probability)
         return self.inner.flip(probability, lane)
 
-    def coins(self, lanes: Tensor) -> Coins:
-        return self.inner.coins(lanes)
+    def prepare_flips(self, lanes: Tensor) -> Flips:
+        return self.inner.prepare_flips(lanes)
 
     def pick(self, weights: Tensor, lane: int) -> Tensor:
         return self.inner.pick(weights, lane)
 
 
-def judged(rule: ReleasedRatio, target: Any, small: Any, depth: int = 2) -> tuple[Any, ...]:
-    """Draft, scores, verdict and odds of one round of 3 pictures."""
-    noise = KeyedNoise.seeded(3, 3, torch.device("cpu"))
+def verify_round(rule: ReleasedRatio, target: Any, small: Any, depth: int = 2) -> tuple[Any, ...]:
+    """Draft, scores, verdict and acceptance probabilities of one round of 3 images."""
+    noise = KeyedNoise.from_seed(3, 3, torch.device("cpu"))
     scorer = BlindTarget(target)
     context = scorer.prefill(PatchRequest(PatchSettings(steps=3), 3, noise))
-    draft = Aligned(small, Ahead(depth)).propose(context, None)
-    heard, scores = Heard(noise), scorer.score(context, draft)
+    draft = AlignedDrafter(small, Ahead(depth)).propose(context, None)
+    heard, scores = RecordingNoise(noise), scorer.score(context, draft)
     verdict = rule.verify(draft, scores, heard)
     return draft, scores, verdict, heard.odds[0]
 
@@ -76,7 +76,7 @@ def by_hand(reader: LinearReader, noise: list[float], condition: float) -> Any:
 @pytest.mark.parametrize("factor", ["code", "path", "none"])
 @pytest.mark.parametrize("tau", [1.0, 42.0])
 def test_the_odds_are_those_of_the_formula(factor: str, tau: float) -> None:
-    draft, _, _, odds = judged(ReleasedRatio(tau, factor), TARGET, DRAFT, depth=1)
+    draft, _, _, odds = verify_round(ReleasedRatio(tau, factor), TARGET, DRAFT, depth=1)
     sign = {"code": 1, "path": -1, "none": 0}[factor]
     for row in range(3):
         noise = draft.extras.noise[row, 0, 0, :, 0].tolist()
@@ -89,25 +89,25 @@ def test_the_odds_are_those_of_the_formula(factor: str, tau: float) -> None:
 
 
 def test_all_steps_stay_and_cells_are_redrawn_in_place() -> None:
-    draft, scores, verdict, odds = judged(ReleasedRatio(1.0, "none"), TARGET, DRAFT, depth=3)
+    draft, scores, verdict, odds = verify_round(ReleasedRatio(1.0, "none"), TARGET, DRAFT, depth=3)
     assert verdict.length.tolist() == [3, 3, 3]
     assert verdict.next is None
-    changed = (verdict.replaced != draft.tokens).flatten(3).any(-1)
+    changed = (verdict.replacements != draft.tokens).flatten(3).any(-1)
     assert changed.any()
     assert (odds[changed] < 1).all()
-    assert torch.equal(verdict.replaced[..., :-1, :], draft.tokens[..., :-1, :])
-    p = path_distribution(scores.distribution)  # the target reads nothing of the draft
+    assert torch.equal(verdict.replacements[..., :-1, :], draft.tokens[..., :-1, :])
+    p = as_path_distribution(scores.distribution)  # the target reads nothing of the draft
     assert (p.condition[:, :3][p.real[:, :3]] == 0).all()
 
 
 def test_a_single_noisy_step_is_speculative_sampling() -> None:
     """tau = 1, no factor, a head of one step, one cell at a time: exact (alarm 1e-4)."""
     target = LinearReader(LinearHead.of((0.5,)))
-    drafter = Aligned(
+    drafter = AlignedDrafter(
         LinearReader(LinearHead.of((0.5,), spread=(1.3,)), bias=0.6), Milestones(1, 0)
     )
     rule = ReleasedRatio(1.0, "none", tries=10_000)
-    found = drawn(target, drafter, rule, plan=SINGLE)
+    found = generate_images(target, drafter, rule, plan=SINGLE)
     assert len(found.rounds) == 4
     assert min(standard_normal_p_values(innovations(target, found, SINGLE))) > ALARM
 
@@ -116,24 +116,26 @@ def test_a_single_noisy_step_is_speculative_sampling() -> None:
     "rule", [ReleasedRatio(), ReleasedRatio(1.0), ReleasedRatio(1.0, "path")], ids=repr
 )
 def test_as_released_it_is_another_distribution(rule: ReleasedRatio) -> None:
-    found = drawn(TARGET, Aligned(DRAFT, Milestones(2, 0)), rule)
+    found = generate_images(TARGET, AlignedDrafter(DRAFT, Milestones(2, 0)), rule)
     assert min(standard_normal_p_values(innovations(TARGET, found))) < ALARM
 
 
 @pytest.mark.parametrize("fallback", [False, True])
 def test_what_is_left_after_the_last_try(fallback: bool) -> None:
-    """A draft with much wider early steps, forgotten in the last: F alone is tiny.
+    """A draft with much wider early steps, whose effect vanishes in the last: F alone is tiny.
 
-    So nothing is accepted, and nothing is left over for redrawing.
+    So nothing is accepted, and no residual sample passes.
     """
     std = (0.5, 0.4, 0.3)
     target = LinearReader(LinearHead.of(std, slope=-1.0))
     wide = LinearReader(LinearHead.of(std, slope=-1.0, spread=(900.0, 900.0, 1.0)))
     rule = ReleasedRatio(42.0, tries=3, fallback=fallback)
-    draft, scores, verdict, odds = judged(rule, target, wide, depth=1)
+    draft, scores, verdict, odds = verify_round(rule, target, wide, depth=1)
     assert odds[..., 0].max() < 1e-3
-    kept = verdict.replaced[:, 0, 0, -1, 0]
-    own = path_distribution(scores.distribution)[:, :-1].walk(draft.extras.noise)[0][:, 0, 0, -1, 0]
+    kept = verdict.replacements[:, 0, 0, -1, 0]
+    own = as_path_distribution(scores.distribution)[:, :-1].walk(draft.extras.noise)[0][
+        :, 0, 0, -1, 0
+    ]
     assert torch.equal(kept, own if fallback else torch.zeros(3))
 
 

@@ -1,4 +1,4 @@
-"""What holds for every rule of the list, lossless or lossy, and for one that is not listed."""
+"""Properties of every rule of the list, lossless or lossy, and of an unlisted one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind, Rule, RuleSchedule
 from mmspec.trees import Tree
 from mmspec.verifiers.distances import measure
-from mmspec.verifiers.enumeration import ancestral, distribution, joint
+from mmspec.verifiers.enumeration import ancestral_joint, enumerate_emitted, enumerate_joint
 from mmspec.verifiers.recursive import Recursive
-from mmspec.verifiers.walk import at_depth
+from mmspec.verifiers.walk import rule_at_depth
 from tests.verifiers.parts import RULES
 from tests.verifiers.tolerance import Tolerance
 
@@ -33,9 +33,9 @@ def test_acceptances_are_probabilities_and_corrections_distributions(
     rule: Rule | RuleSchedule, hard: bool
 ) -> None:
     p, q = distributions(2, 3)
-    target, draft = Categorical(p.log(), hard), Categorical.having(q)
+    target, draft = Categorical(p.log(), hard), Categorical.from_probs(q)
     x = torch.arange(6).view(2, 3) % SIZE
-    single = at_depth(rule, torch.arange(3), 3)
+    single = rule_at_depth(rule, torch.arange(3), 3)
     accept, left = single.accept(target, draft, x), single.residual(target, draft, x)
     assert accept.shape == left.batch == (2, 3)
     assert bool(((accept >= 0) & (accept <= 1)).all())
@@ -46,12 +46,12 @@ def test_acceptances_are_probabilities_and_corrections_distributions(
 @pytest.mark.parametrize("hard", [False, True], ids=["sampled", "greedy"])
 @pytest.mark.parametrize("rule", LISTED, ids=repr)
 def test_one_step_does_what_enumeration_finds(rule: Rule | RuleSchedule, hard: bool) -> None:
-    single = at_depth(rule, 0, 1)
+    single = rule_at_depth(rule, 0, 1)
     for p, q in zip(*distributions(6), strict=True):
         target = Categorical(p.log(), hard)
         step = measure(single, target, q)
         assert_close(
-            step.output, distribution(target, q, single, kind=Kind.IID), atol=1e-12, rtol=0
+            step.output, enumerate_emitted(target, q, single, kind=Kind.IID), atol=1e-12, rtol=0
         )
         assert step.distance >= step.over_accepted - 1e-14
 
@@ -63,8 +63,8 @@ def test_a_lossless_rule_gives_back_the_target_s_distribution(
 ) -> None:
     for p, q in zip(*distributions(4, seed=1), strict=True):
         for kind in (Kind.IID, Kind.WOR, Kind.DET):
-            found = joint(p, q, Recursive(rule), tree, kind)
-            assert_close(found, ancestral(p, tree.depth + 1), atol=1e-12, rtol=0)
+            found = enumerate_joint(p, q, Recursive(rule), tree, kind)
+            assert_close(found, ancestral_joint(p, tree.depth + 1), atol=1e-12, rtol=0)
 
 
 def test_the_rule_of_the_style_guide() -> None:
@@ -73,7 +73,7 @@ def test_the_rule_of_the_style_guide() -> None:
     assert_close(wide.output, q)
     greedy = Categorical(p.log(), hard=True)
     assert_close(
-        distribution(greedy, q, Tolerance(0), 2, Kind.WOR), greedy.probs, atol=1e-12, rtol=0
+        enumerate_emitted(greedy, q, Tolerance(0), 2, Kind.WOR), greedy.probs, atol=1e-12, rtol=0
     )
     near = measure(Tolerance(1), greedy, q)
     assert near.accept.nonzero().flatten().sub(greedy.mode).abs().max() == 1

@@ -9,14 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from mmspec.distributions.gaussian import Driving
+from mmspec.distributions.gaussian import DrivingNoise
 from mmspec.distributions.noise import KeyedNoise, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.trees import Tree
-from mmspec.verifiers import gaussian_line, sequence
-from mmspec.verifiers.gaussian_steps import Steps, residual
+from mmspec.verifiers import sequence
+from mmspec.verifiers.gaussian_steps import GaussianSteps, line_excess, residual
 from mmspec.verifiers.reflection import Reflection
-from mmspec.verifiers.sequence import Sequence, StateSiblings, odds
+from mmspec.verifiers.sequence import Sequence, StateSiblings, sibling_acceptance
 from tests.verifiers.gaussian_rounds import (
     BENT,
     apart,
@@ -25,7 +25,7 @@ from tests.verifiers.gaussian_rounds import (
     check_distribution,
     check_joint,
     check_untouched,
-    drafted,
+    make_draft,
     overlap,
     play,
 )
@@ -37,20 +37,20 @@ TABLE = {  # methods: acceptance of 1, 2, 3 and 4 siblings
 }
 
 
-def accepted(r: float, siblings: int) -> float:
+def acceptance_rate(r: float, siblings: int) -> float:
     """1 - G after that many, from the rule's own recursion."""
     real = torch.ones(1, 1, siblings, dtype=torch.bool)
     place = torch.zeros(1, 1, siblings, dtype=torch.float64)
     far = torch.full((1, 1), r, dtype=torch.float64)
-    _, taken = odds(StateSiblings(place.long(), real, place, far))
-    return 1 - float(gaussian_line.excess(far, 1 / taken) * taken)
+    _, taken = sibling_acceptance(StateSiblings(place.long(), real, place, far))
+    return 1 - float(line_excess(far, 1 / taken) * taken)
 
 
 @pytest.mark.parametrize("r", TABLE)
 def test_acceptance_is_the_published_one(r: float) -> None:
-    found = [round(accepted(r, siblings), 3) for siblings in (1, 2, 3, 4)]
+    found = [round(acceptance_rate(r, siblings), 3) for siblings in (1, 2, 3, 4)]
     assert found == list(TABLE[r])
-    assert accepted(r, 1) == pytest.approx(overlap(r), abs=1e-12)
+    assert acceptance_rate(r, 1) == pytest.approx(overlap(r), abs=1e-12)
 
 
 @pytest.mark.parametrize(("r", "siblings"), [(1.0, 4), (2.0, 1), (2.0, 3), (3.0, 2)])
@@ -58,7 +58,7 @@ def test_siblings_have_the_target_distribution_and_that_acceptance(r: float, sib
     case = apart(r, 3, width=siblings)
     played = play(Sequence(), case, 20_000)
     check_distribution(played, case)
-    check_acceptance(played, accepted(r, siblings))
+    check_acceptance(played, acceptance_rate(r, siblings))
     check_untouched(played, case)
     check_coupling(played, case)
 
@@ -80,17 +80,17 @@ def test_trees_are_exact_jointly(tree: Tree, d: int) -> None:
 def test_equal_distributions_take_the_first_branch_to_its_end() -> None:
     noise = KeyedNoise(torch.arange(100))
     case = replace(apart(0.0, 2), tree=Tree.branching([2, 2, 1]), kind=Kind.IID)
-    draft, scores = drafted(case, noise, 100)
+    draft, scores = make_draft(case, noise, 100)
     verdict = Sequence().verify(draft, scores, noise)
     assert verdict.path.tolist() == [[0, 2, 6]] * 100
     assert verdict.next is not None
-    plain = scores.distribution.sample(noise.shared(scores.position))
+    plain = scores.distribution.sample(noise.shared_keys(scores.position))
     assert verdict.next.equal(plain[:, 7])
 
 
 def test_padded_siblings_are_not_tried() -> None:
     noise = KeyedNoise(torch.arange(1_000))
-    draft, scores = drafted(replace(apart(1.0, 2, width=3)), noise, 1_000)
+    draft, scores = make_draft(replace(apart(1.0, 2, width=3)), noise, 1_000)
     one = draft.mask & (torch.arange(3) == 0)
     none = replace(draft, mask=draft.mask & False, padded=True)
     verdict = Sequence().verify(replace(draft, mask=one, padded=True), scores, noise)
@@ -98,38 +98,38 @@ def test_padded_siblings_are_not_tried() -> None:
     verdict = Sequence().verify(none, scores, noise)
     assert not bool(verdict.length.any())
     assert verdict.next is not None
-    assert verdict.next.equal(scores.distribution.sample(noise.shared(scores.position))[:, 0])
+    assert verdict.next.equal(scores.distribution.sample(noise.shared_keys(scores.position))[:, 0])
 
 
 @dataclass(frozen=True)
 class SharedBySiblings(Verifier):
-    """A right verifier whose siblings were all made with the same noise."""
+    """A correct verifier whose siblings share one noise."""
 
     lossless: ClassVar[bool] = False
     kinds: ClassVar[tuple[Kind, ...]] = Sequence.kinds
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
-        assert isinstance(draft.extras, Driving)
+        assert isinstance(draft.extras, DrivingNoise)
         driving = draft.extras.noise
-        first = Driving(driving[:, :1].expand_as(driving))
+        first = DrivingNoise(driving[:, :1].expand_as(driving))
         tokens = draft.tokens[:, :1].expand_as(draft.tokens)
         changed = replace(draft, tokens=tokens, extras=first)
         return Sequence().verify(changed, scores, noise)
 
 
-def around_the_draft(step: Steps, w: Tensor, uniform: Tensor) -> Tensor:
-    """Wrong: the coordinate, measured from the draft's mean, is put at the target's."""
+def around_the_draft(step: GaussianSteps, w: Tensor, uniform: Tensor) -> Tensor:
+    """Wrong: the coordinate relative to the draft's mean is added to the target's."""
     return residual(step, w, uniform) + step.p.mean - step.q.mean
 
 
-def of_one_sibling(step: Steps, w: Tensor, uniform: Tensor) -> Tensor:
-    """Wrong: the residual of a single proposal, whatever was tried."""
+def of_one_sibling(step: GaussianSteps, w: Tensor, uniform: Tensor) -> Tensor:
+    """Wrong: the residual of a single proposal, regardless of the tested siblings."""
     return residual(step, torch.ones_like(w), uniform)
 
 
-def nothing_across(step: Steps, w: Tensor, uniform: Tensor) -> Tensor:
-    """Wrong: the orthogonal part is left out."""
-    unit = step.away / step.away.norm(dim=-1, keepdim=True)
+def nothing_across(step: GaussianSteps, w: Tensor, uniform: Tensor) -> Tensor:
+    """Wrong: omits the orthogonal part."""
+    unit = step.mean_shift / step.mean_shift.norm(dim=-1, keepdim=True)
     along = (step.noise * unit).sum(-1, keepdim=True) * unit
     return residual(replace(step, noise=along), w, uniform)
 

@@ -1,4 +1,4 @@
-"""Skipped verification: what is kept, when, and that the target notices nothing."""
+"""Skipped verification: what is accepted, when, and that the target state stays consistent."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from mmspec.targets.memory import Memory
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree
-from mmspec.verifiers.skipping import Never, Policy, Similar, Skipping, Uniform, paths
+from mmspec.verifiers.skipping import Policy, SkipNever, Skipping, SkipSimilar, SkipUniformly, paths
 from tests import toys
 from tests.partners import noisy
-from tests.toys import painters
+from tests.toys import image_models
 
 SIZE = int(toys.model("llama").config.vocab_size)
 ROOM = 24
@@ -35,10 +35,10 @@ SETTINGS: dict[str, Any] = {"max_new_tokens": ROOM, "temperature": 1.0, "top_k":
 
 def book() -> Codebook:
     rows = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
-    return Codebook.at(rows, 5, SIZE)
+    return Codebook.from_offset(rows, 5, SIZE)
 
 
-def bound(name: str = "vvs", **options: Any) -> mmspec.Accelerated:
+def accelerate_toy(name: str = "vvs", **options: Any) -> mmspec.Accelerated:
     given = {"codebook": book(), "delta": 0.2, "tree": [2, 2, 1], **options}
     return mmspec.accelerate(toys.model("llama"), name, drafter=noisy("llama", scale=0.2), **given)
 
@@ -46,19 +46,19 @@ def bound(name: str = "vvs", **options: Any) -> mmspec.Accelerated:
 def context(
     batch: int = 1, generated: int = 20, skipped: int = 0, index: int = 1, seed: int = 0
 ) -> Any:
-    """What a gate looks at."""
-    noise = KeyedNoise.seeded(seed, batch, torch.device("cpu")).at_round(index)
+    """The parts of a context that a gate uses."""
+    noise = KeyedNoise.from_seed(seed, batch, torch.device("cpu")).at_round(index)
     return SimpleNamespace(
         finished=(False,) * batch,
-        generated=lambda row: generated,
-        skipped=skipped,
+        num_generated=lambda row: generated,
+        num_unverified_rounds=skipped,
         noise=noise,
         device=torch.device("cpu"),
     )
 
 
 def tree(tokens: Sequence[int], rows: int = 1) -> Draft:
-    return Draft.of(TREE, torch.tensor([list(tokens)] * rows), Kind.DET)
+    return Draft.from_tree(TREE, torch.tensor([list(tokens)] * rows), Kind.DET)
 
 
 def test_paths_lead_from_the_context_to_every_leaf() -> None:
@@ -72,7 +72,7 @@ def test_paths_lead_from_the_context_to_every_leaf() -> None:
 
 @dataclass(frozen=True)
 class Always:
-    def skips(self, context: Context, draft: Draft) -> bool:
+    def should_skip(self, context: Context, draft: Draft) -> bool:
         return True
 
 
@@ -94,8 +94,8 @@ def test_when_nothing_may_be_skipped() -> None:
     assert gate.skip(context(skipped=1), draft) is None  # never twice in a row
     assert gate.skip(context(), Draft.empty(1, torch.device("cpu"))) is None
     assert gate.skip(context(), replace(draft, mask=torch.zeros(1, 6).bool())) is None
-    assert Skipping(Never()).skip(context(), draft) is None
-    turns = [Uniform(5).skips(context(index=turn), draft) for turn in range(12)]
+    assert Skipping(SkipNever()).skip(context(), draft) is None
+    turns = [SkipUniformly(5).should_skip(context(index=turn), draft) for turn in range(12)]
     assert [turn for turn, skipped in enumerate(turns) if skipped] == [1, 6, 11]
 
 
@@ -112,18 +112,22 @@ def test_likeness_is_the_mean_weighted_cosine_of_pairs() -> None:
             ]
             shared = sum(w * c for w, c in zip(weights, cosines, strict=True))
             total.append(shared / sum(weights))
-    assert Similar(codes).likeness(lines) == pytest.approx(sum(total) / 3, abs=1e-6)
-    assert Similar(codes).likeness([[5, 9], [5, 9]]) == pytest.approx(1)
-    assert Similar(codes).likeness([[5, 9]]) == -1
-    assert Similar(codes).likeness([[0, 1], [2, 3]]) == 0  # tokens that are no codes
+    assert SkipSimilar(codes).mean_similarity(lines) == pytest.approx(sum(total) / 3, abs=1e-6)
+    assert SkipSimilar(codes).mean_similarity([[5, 9], [5, 9]]) == pytest.approx(1)
+    assert SkipSimilar(codes).mean_similarity([[5, 9]]) == -1
+    assert SkipSimilar(codes).mean_similarity([[0, 1], [2, 3]]) == 0  # tokens that are no codes
 
 
 def test_similar_paths_are_skipped() -> None:
     like, unlike = tree([9, 9, 12, 12, 12, 12]), tree([9, 9, 20, 12, 12, 30])
-    assert Similar(book(), 0.99).skips(context(), like)  # of three paths the first and the third
-    assert not Similar(book(), 0.99).skips(context(), unlike)
-    assert Similar(book(), 0.0).skips(context(), tree([0] * 6))  # no codes: 0, which is reached
-    assert not Similar(book(), 0.99).skips(context(), Draft.chain(like.tokens, Kind.DET))
+    assert SkipSimilar(book(), 0.99).should_skip(
+        context(), like
+    )  # of three paths the first and the third
+    assert not SkipSimilar(book(), 0.99).should_skip(context(), unlike)
+    assert SkipSimilar(book(), 0.0).should_skip(
+        context(), tree([0] * 6)
+    )  # no codes: 0, which is reached
+    assert not SkipSimilar(book(), 0.99).should_skip(context(), Draft.chain(like.tokens, Kind.DET))
 
 
 @pytest.mark.parametrize(
@@ -131,20 +135,20 @@ def test_similar_paths_are_skipped() -> None:
 )
 def test_never_is_the_base_bit_for_bit(shape: dict[str, Any]) -> None:
     request, given = toys.inputs("llama", batch=2, ragged=True), {"tree": None, **shape}
-    base = bound("lantern", **given).generate(**request, **SETTINGS)
-    never = bound(skip="never", **given).generate(**request, **SETTINGS)
+    base = accelerate_toy("lantern", **given).generate(**request, **SETTINGS)
+    never = accelerate_toy(skip="never", **given).generate(**request, **SETTINGS)
     assert torch.equal(never.sequences, base.sequences)
     assert never.stats.per_step_accepted == base.stats.per_step_accepted
     assert never.stats.over_accepted_mass == base.stats.over_accepted_mass
     assert never.stats.unverified_tokens == 0
-    skipped = bound(interval=2, **given).generate(**request, **SETTINGS)
+    skipped = accelerate_toy(interval=2, **given).generate(**request, **SETTINGS)
     assert skipped.stats.unverified_tokens > 0
     assert not torch.equal(skipped.sequences, base.sequences)
 
 
 @dataclass
 class Recorder:
-    """A target that notes its texts, its distributions at the root, and its memory at the end."""
+    """A target that records its texts, its distributions at the root, and its final cache."""
 
     inner: CausalTarget
     seen: list[tuple[tuple[int, ...], list[list[int]], Tensor]] = field(default_factory=list)
@@ -167,9 +171,9 @@ class Recorder:
 
 
 def test_after_a_skip_the_target_knows_the_text() -> None:
-    """Distributions and memory are those of the same tokens decoded without any speculation."""
+    """Distributions and cache equal those of the same tokens decoded without speculation."""
     model, request = toys.model("llama"), toys.inputs("llama", batch=2, ragged=True)
-    fast = bound(interval=2, tree=Tree((-1, -1, 1, 2)))  # paths of one and of three
+    fast = accelerate_toy(interval=2, tree=Tree((-1, -1, 1, 2)))  # paths of one and of three
     recorder = Recorder(fast.session.bound.target)
     fast.session.bound.target = recorder
     fast.generate(**request, **SETTINGS)
@@ -184,7 +188,7 @@ def test_after_a_skip_the_target_knows_the_text() -> None:
     memory: Memory = recorder.memory
     for row, text in enumerate(recorder.seen[-1][1]):
         pad = memory.padding[row]
-        count = min(memory.kept[row] - pad, len(text))
+        count = min(memory.lengths[row] - pad, len(text))
         with torch.no_grad():
             fresh = model(torch.tensor([text[:count]]), use_cache=True).past_key_values
         for mine, theirs in zip(memory.cache.layers, fresh.layers, strict=True):
@@ -195,9 +199,9 @@ def test_after_a_skip_the_target_knows_the_text() -> None:
 
 def test_forwards_are_rounds_less_the_skipped_ones() -> None:
     request = toys.inputs("llama", batch=2, ragged=True)
-    fast = bound(interval=3, warm_up=2)
+    fast = accelerate_toy(interval=3, warm_up=2)
     rounds = list(fast.stream(**request, **SETTINGS))
-    skipped = [turn for turn in rounds if turn.skips]
+    skipped = [turn for turn in rounds if turn.is_unverified]
     assert len(skipped) >= 2
     assert all(turn.index % 3 == 1 and turn.calls == 0 for turn in skipped)
     stats = fast.last_stats
@@ -212,8 +216,8 @@ def test_forwards_are_rounds_less_the_skipped_ones() -> None:
 
 
 @pytest.mark.parametrize("skip", ["uniform", "similarity"])
-def test_pictures_with_guidance(skip: str) -> None:
-    model, small = painters.janus(), painters.janus()
+def test_images_with_guidance(skip: str) -> None:
+    model, small = image_models.janus(), image_models.janus()
     noise = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for weight in small.parameters():
@@ -222,7 +226,7 @@ def test_pictures_with_guidance(skip: str) -> None:
     fast = mmspec.accelerate(
         model, "vvs", drafter=small, skip=skip, threshold=-1.0, interval=2, warm_up=2
     )
-    out = fast.generate_images(**painters.request("janus", batch=2), temperature=1.0, seed=3)
+    out = fast.generate_images(**image_models.request("janus", batch=2), temperature=1.0, seed=3)
     assert out.stats.fallback is None
     assert out.stats.unverified_tokens > 0
     assert "; some rounds skipped" in mmspec.recipes.get("vvs").axes()["verification optimisation"]
@@ -230,16 +234,16 @@ def test_pictures_with_guidance(skip: str) -> None:
 
 def test_what_does_not_fit() -> None:
     with pytest.raises(ValueError, match="skip='x' is not known; choose one of uniform, sim"):
-        bound(skip="x")
-    with pytest.raises(ValueError, match="interval=1 would never ask"):
-        bound(interval=1)
+        accelerate_toy(skip="x")
+    with pytest.raises(ValueError, match="interval=1 would skip every round"):
+        accelerate_toy(interval=1)
     with pytest.raises(ValueError, match="threshold=2 is no cosine"):
-        bound(skip="similarity", threshold=2)
+        accelerate_toy(skip="similarity", threshold=2)
     with pytest.raises(TypeError, match="compares the vectors of codes"):
-        bound(skip="similarity", codebook=book().neighbours(9), neighbours=9)
+        accelerate_toy(skip="similarity", codebook=book().neighbours(9), neighbours=9)
     assert isinstance(mmspec.recipes.get("vvs").gate, Deferred)
     policy: Policy = Always()
-    assert bound(skip=policy).recipe.gate == Skipping(policy)
+    assert accelerate_toy(skip=policy).recipe.gate == Skipping(policy)
 
 
 def test_a_verdict_without_a_next_token_is_a_skip() -> None:
@@ -247,4 +251,4 @@ def test_a_verdict_without_a_next_token_is_a_skip() -> None:
     kept = Round(
         1, (1,), (1,), ((0,),), (False,), ((3,),), (False,), Verdict(path, path[0] + 1, None)
     )
-    assert kept.skips
+    assert kept.is_unverified

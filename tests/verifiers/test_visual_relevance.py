@@ -1,4 +1,4 @@
-"""Fillers may have moved, words about the picture may not; without slack it is plain decoding."""
+"""Fillers may be shifted, visually relevant words may not; shift 0 is plain decoding."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SIGHT, SOUND = [1.0, 0.0], [0.0, 1.0]  # states that look at the picture, and th
 
 
 def verdict(drafted: list[int], states: list[list[float]], **knobs: Any) -> Verdict:
-    """Of one row whose prompt is a picture of two tokens, a word, and padding before."""
+    """The verdict on one row whose prompt is an image of two tokens, a word, and left padding."""
     distribution = torch.full((1, 5, 6), -9.0).scatter(2, torch.tensor(TARGET)[None, :, None], 9.0)
     scores = Scores(
         Categorical(distribution, hard=True),
@@ -37,9 +37,9 @@ def verdict(drafted: list[int], states: list[list[float]], **knobs: Any) -> Verd
         shared={"hidden": torch.tensor([[SOUND, SIGHT, SIGHT, SOUND]])},
         request=SimpleNamespace(inputs={"input_ids": torch.tensor([[0, IMAGE, IMAGE, 5]])}),
     )
-    rule = VisualRelevance(frozenset({IMAGE}), **{"nearest": 2, **knobs}).within(context)
+    rule = VisualRelevance(frozenset({IMAGE}), **{"nearest": 2, **knobs}).bind_context(context)
     draft = Draft.chain(torch.tensor([drafted]), Kind.DET)
-    return rule.verify(draft, scores, KeyedNoise.seeded(0, 1, CPU))
+    return rule.verify(draft, scores, KeyedNoise.from_seed(0, 1, CPU))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def verdict(drafted: list[int], states: list[list[float]], **knobs: Any) -> Verd
         ([5, 1, 2, 3], 0),
     ],
 )
-def test_a_filler_may_be_said_one_place_away(drafted: list[int], length: int) -> None:
+def test_a_filler_may_be_shifted_by_one(drafted: list[int], length: int) -> None:
     found = verdict(drafted, [SOUND] * 4)
     assert int(found.length) == length
     assert found.next is not None
@@ -64,7 +64,7 @@ def test_a_filler_may_be_said_one_place_away(drafted: list[int], length: int) ->
     )
 
 
-def test_a_word_about_the_picture_may_not() -> None:
+def test_a_visually_relevant_word_may_not() -> None:
     assert int(verdict([1, 1, 2, 3], [SIGHT, SOUND, SOUND, SOUND]).length) == 0
     assert int(verdict([0, 2, 2, 3], [SOUND, SIGHT, SOUND, SOUND]).length) == 1
     assert int(verdict([0, 1, 2, 3], [SIGHT] * 4).length) == 4

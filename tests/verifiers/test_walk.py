@@ -1,4 +1,4 @@
-"""Walking costs as little as it can: nobody is tested behind an accepted sibling."""
+"""A walk tests no sibling after an accepted one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mmspec.draft import Draft, Kind, Scores
 from mmspec.trees import Tree
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
-from mmspec.verifiers.walk import longest, nobody, one_hot
+from mmspec.verifiers.walk import find_longest_path, is_all_false, one_hot
 
 
 @dataclass(frozen=True)
-class Counted:
-    """`Exact`, and a list of what it was asked."""
+class CountingRule:
+    """`Exact`, with a list of its tests."""
 
     asked: list[str] = field(default_factory=list)
     lossless: ClassVar[bool] = True
@@ -37,14 +37,14 @@ class Counted:
 @pytest.mark.parametrize("kind", [Kind.DET, Kind.WOR])
 @pytest.mark.parametrize("wanted", [1, 2, 3, 9])
 def test_siblings_are_tested_up_to_the_accepted_one(kind: Kind, wanted: int) -> None:
-    """Five siblings at each of two levels; the target says `wanted`, which is no child if 9."""
+    """Five siblings at each of two levels; the target predicts `wanted`, which is no child if 9."""
     tree = Tree.branching([5, 5])
     tokens = torch.arange(5).repeat(6)[None]
-    q = Categorical.of(torch.ones(1, 30, 10)) if kind is Kind.WOR else None
-    p = Categorical.of(one_hot(torch.full((1, 31), wanted), torch.zeros(10)))
+    q = Categorical.from_weights(torch.ones(1, 30, 10)) if kind is Kind.WOR else None
+    p = Categorical.from_weights(one_hot(torch.full((1, 31), wanted), torch.zeros(10)))
     scores = Scores(p, torch.zeros(1, 31).long())
-    noise, rule = KeyedNoise.seeded(0, 1, torch.device("cpu")), Counted()
-    verdict = Recursive(rule).verify(Draft.of(tree, tokens, kind, q), scores, noise)
+    noise, rule = KeyedNoise.from_seed(0, 1, torch.device("cpu")), CountingRule()
+    verdict = Recursive(rule).verify(Draft.from_tree(tree, tokens, kind, q), scores, noise)
     levels, misses = (1, 5) if wanted == 9 else (2, wanted)
     assert int(verdict.length) == (0 if wanted == 9 else 2)
     assert verdict.next is not None
@@ -64,13 +64,13 @@ def test_siblings_are_tested_up_to_the_accepted_one(kind: Kind, wanted: int) -> 
 )
 def test_of_longest_paths_the_largest_sum_wins(tie: list[float], path: list[int]) -> None:
     tree = Tree((-1, -1, 0, 1, -1))  # 0-2, 1-3 and 4
-    draft = Draft.of(tree, torch.zeros(1, 5).long(), Kind.DET)
-    found, length, row = longest(draft, torch.ones(1, 5).bool(), torch.tensor([tie]))
+    draft = Draft.from_tree(tree, torch.zeros(1, 5).long(), Kind.DET)
+    found, length, row = find_longest_path(draft, torch.ones(1, 5).bool(), torch.tensor([tie]))
     assert found.tolist() == [path]
     assert (length.tolist(), row.tolist()) == ([2], [path[-1] + 1])
 
 
 def test_one_row_is_somebody() -> None:
-    assert nobody(torch.zeros(3, 2).bool())
-    assert not nobody(torch.tensor([False, True]))
-    assert not nobody(torch.zeros(3, 2, device="meta").bool())  # an accelerator is not asked
+    assert is_all_false(torch.zeros(3, 2).bool())
+    assert not is_all_false(torch.tensor([False, True]))
+    assert not is_all_false(torch.zeros(3, 2, device="meta").bool())  # an accelerator is not asked

@@ -1,4 +1,4 @@
-"""The rule of the style guide, which no list holds: tests over the lists must take it as it is."""
+"""The rule of the style guide, which is in no list: tests over the lists must accept it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mmspec.distributions.categorical import Categorical
 
 @dataclass(frozen=True)
 class Tolerance:
-    """Accept a bin within `bins` of the target's choice (Spec-VLA, Wang et al. 2025).
+    """Accept a bin within `bins` of the target's token (Spec-VLA, Wang et al. 2025).
 
     Ordered tokens only (action bins). Under greedy decoding `bins=0` is exact. Lossy otherwise.
     """

@@ -1,4 +1,4 @@
-"""What is in the zoo is found without reading a model, and belongs where it says."""
+"""The catalogue is read without loading models, and its entries are consistent."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from mmspec import recipes, registry, zoo
 from mmspec.modality import Modality, Source, parse_settings
-from tests.forks import forked
+from tests.forks import run_forked
 
 MODALITIES = [one for one in registry.modalities().values() if one.zoo]
 each = pytest.mark.parametrize("modality", MODALITIES, ids=lambda one: one.name)
@@ -19,15 +19,15 @@ each = pytest.mark.parametrize("modality", MODALITIES, ids=lambda one: one.name)
 
 LIGHT = (
     "from mmspec import registry; registry.modalities()",
-    "from mmspec import registry; assert registry.of('zoo:mar').name == 'mar'",
+    "from mmspec import registry; assert registry.find_modality('zoo:mar').name == 'mar'",
     "from mmspec import zoo; assert all(zoo.is_present(name) for name in zoo.names())",
     "from mmspec.cli import main; main(['zoo', 'list'])",
 )
 
 
-def test_what_there_is_is_known_without_torch() -> None:
+def test_the_catalogue_is_read_without_torch() -> None:
     check = "assert not {'torch', 'transformers', 'diffusers'} & {*sys.modules}"
-    done = forked([f"import sys; {code}; {check}" for code in LIGHT])
+    done = run_forked([f"import sys; {code}; {check}" for code in LIGHT])
     assert not [one.err for one in done.values() if one.status]
 
 

@@ -1,4 +1,4 @@
-"""Every checkpoint of the zoo is a small ordinary folder that loads as any user's own does."""
+"""Every bundled checkpoint is a small folder that loads like any other."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ LOADED = {(zoo.modality(name).name, zoo.info(name).target is None): name for nam
 
 
 @pytest.mark.parametrize("name", LOADED.values())
-def test_models_load_as_they_are_told(name: str) -> None:
+def test_models_load_in_the_given_dtype(name: str) -> None:
     """A target and a draft model of each modality: they are loaded alike."""
     for part in parts(zoo.load(name, torch.bfloat16)):
         assert next(part.parameters()).dtype == torch.bfloat16

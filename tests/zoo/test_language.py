@@ -3,7 +3,7 @@ from typing import Any
 
 import pytest
 
-from mmspec.zoo.facts import mentions
+from mmspec.zoo.facts import find_mentions
 from mmspec.zoo.language import examples, score, words, write
 from mmspec.zoo.scene import COLOURS, Scene, Thing, sample
 
@@ -69,7 +69,7 @@ def test_silence_has_no_facts() -> None:
     ],
 )
 def test_facts_do_not_depend_on_wording(text: Any) -> None:
-    told = {(m.size, m.colour, m.name, m.place) for m in mentions(text)}
+    told = {(m.size, m.colour, m.name, m.place) for m in find_mentions(text)}
     assert told == set(SCENE.facts())
 
 

@@ -6,8 +6,8 @@ import pytest
 from PIL import Image
 
 from mmspec.zoo import bundled_scene
+from mmspec.zoo.backgrounds import MATERIALS, Background, Tiles
 from mmspec.zoo.drawing import PAPER, RGB
-from mmspec.zoo.grounds import MATERIALS, Ground, Tiles
 from mmspec.zoo.scene import BUNDLED, COLOURS, SHAPES, Scene, Thing, sample
 
 
@@ -36,7 +36,7 @@ def test_textured_scenes_have_the_same_facts_and_keep_their_distance(seed: int) 
             at + 0.5 + by for at, by in zip((thing.column, thing.row), thing.shift, strict=True)
         )
         assert all(thing.radius < at < 3 - thing.radius for at in (x, y))
-    assert isinstance(scene.ground, Ground)
+    assert isinstance(scene.ground, Background)
     tones = np.array([scene.ground.dark, scene.ground.light])
     inks = np.array([RGB[thing.colour] for thing in scene.things]) / 255
     assert np.linalg.norm(tones[:, None] - inks, axis=-1).min() > 0.4
@@ -45,7 +45,7 @@ def test_textured_scenes_have_the_same_facts_and_keep_their_distance(seed: int) 
 @pytest.mark.parametrize("material", MATERIALS)
 def test_no_material_leaves_a_blank_place(material: str) -> None:
     """One tone of a flat ground varies with the light alone; the others all vary within a cell."""
-    ground = Ground(material, (0.2, 0.2, 0.2), (0.8, 0.8, 0.8), 7)
+    ground = Background(material, (0.2, 0.2, 0.2), (0.8, 0.8, 0.8), 7)
     assert np.array_equal(np.asarray(ground.paint(48)), np.asarray(ground.paint(48)))
     pixels = np.asarray(ground.paint(48)).astype(float)
     cells = pixels.reshape(3, 16, 3, 16, 3).transpose(0, 2, 1, 3, 4).reshape(9, -1)
@@ -60,7 +60,7 @@ def test_tiled_scenes_are_plain_ones_on_tiles(seed: int) -> None:
     assert scene == sample(seed, "tiled")
     assert isinstance(scene.ground, Tiles)
     taken = {3 * thing.row + thing.column for thing in scene.things}
-    flat = {place for place, one in enumerate(scene.ground.grounds) if one.material == "flat"}
+    flat = {place for place, one in enumerate(scene.ground.backgrounds) if one.material == "flat"}
     assert flat == taken
     tiles = np.asarray(replace(scene, things=()).render(72)).astype(float)
     cells = tiles.reshape(3, 24, 3, 24, 3)[:, 4:20, :, 4:20]  # away from the seams
@@ -81,7 +81,7 @@ def test_tiles_fill_pictures_of_any_side(side: int) -> None:
 
 def test_all_materials_come_up() -> None:
     grounds = [sample(seed, "textured").ground for seed in range(60)]
-    assert {ground.material for ground in grounds if isinstance(ground, Ground)} == {*MATERIALS}
+    assert {ground.material for ground in grounds if isinstance(ground, Background)} == {*MATERIALS}
 
 
 @pytest.mark.parametrize("colour", COLOURS)
@@ -115,7 +115,7 @@ def test_held_out_scenes_are_about_one_in_eight() -> None:
     assert 0.09 < np.mean(held_out) < 0.16  # five standard deviations on either side
 
 
-def test_the_bundled_scene_is_what_it_says() -> None:
+def test_the_bundled_image_is_the_bundled_scene() -> None:
     with Image.open(bundled_scene()) as image:
         shipped = np.asarray(image.convert("RGB")).astype(int)
     assert shipped.shape == (256, 256, 3)

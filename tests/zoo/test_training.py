@@ -1,4 +1,4 @@
-"""All checkpoints are trained one way, which loses nothing that was there."""
+"""The shared training procedure never loses existing files."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import torch
 
 from mmspec import registry, zoo
 from mmspec.modality import Modality
-from mmspec.zoo.training import Trainer, kept
+from mmspec.zoo.training import Trainer, save_on_exit
 from tests import toys
 from tools.zoo.diffusion import train as diffusion
 from tools.zoo.image import low_resolution
@@ -39,7 +39,7 @@ def stranger(monkeypatch: pytest.MonkeyPatch) -> Any:
 
     def train(entry: Any, folder: Path, steps: Any, seed: int, progress: Any) -> dict[str, Any]:
         model = toys.model("llama", seed=int(torch.randint(1000, ())))
-        with kept(lambda: model.save_pretrained(folder)):
+        with save_on_exit(lambda: model.save_pretrained(folder)):
             if made.stop is not None:
                 raise made.stop
         return {"steps": steps or 9}
@@ -61,7 +61,7 @@ def weights(folder: Path) -> bytes:
     return (folder / "model.safetensors").read_bytes()
 
 
-def test_a_run_is_told_in_the_report_and_in_the_card(stranger: Any, tmp_path: Path) -> None:
+def test_a_run_is_described_in_the_report_and_in_the_card(stranger: Any, tmp_path: Path) -> None:
     folder = tmp_path / "new"
     report = zoo.train("stray", folder, seed=3)
     assert {n: report[n] for n in ("name", "seed", "steps", "charm", "minutes")} == {
@@ -88,7 +88,7 @@ def test_weights_are_a_function_of_the_seed_and_leave_the_user_s_own_alone(
     assert weights(tmp_path / "one") != weights(tmp_path / "other")
 
 
-def test_what_is_there_is_overwritten_only_when_told(stranger: Any, tmp_path: Path) -> None:
+def test_a_checkpoint_is_overwritten_only_with_force(stranger: Any, tmp_path: Path) -> None:
     folder = tmp_path / "new"
     folder.mkdir()  # empty: nothing can be lost
     zoo.train("stray", folder, seed=1)
@@ -104,7 +104,7 @@ def test_what_is_there_is_overwritten_only_when_told(stranger: Any, tmp_path: Pa
 @pytest.mark.parametrize("force", [False, True])
 def test_what_others_wrote_is_never_overwritten(stranger: Any, tmp_path: Path, force: bool) -> None:
     (tmp_path / "config.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds something else than stray; give an empty folder"):
+    with pytest.raises(ValueError, match="holds files other than stray; give an empty folder"):
         zoo.train("stray", tmp_path, force=force)
     assert {one.name for one in tmp_path.iterdir()} == {"config.json"}
 
@@ -129,13 +129,11 @@ def test_a_run_that_fails_leaves_what_was_there_and_nothing_else(
     assert {one.name for one in tmp_path.iterdir()} == {"new"}
 
 
-def test_what_was_learnt_is_kept_beside_when_the_user_interrupts(
-    stranger: Any, tmp_path: Path
-) -> None:
+def test_an_interrupted_run_saves_its_weights(stranger: Any, tmp_path: Path) -> None:
     folder = tmp_path / "new"
     zoo.train("stray", folder, seed=1)
     first, stranger.stop = weights(folder), KeyboardInterrupt()
-    with pytest.raises(KeyboardInterrupt, match=r"what was learnt is in .*new\.part"):
+    with pytest.raises(KeyboardInterrupt, match=r"the weights so far are in .*new\.part"):
         zoo.train("stray", folder, seed=2, force=True)
     assert weights(folder) == first
     assert len(weights(tmp_path / "new.part")) == len(first)
@@ -151,12 +149,12 @@ def test_what_was_learnt_is_kept_beside_when_the_user_interrupts(
         pytest.param("llava-text-drafter", "talk", marks=pytest.mark.slow),
     ],
 )
-def test_every_trainer_keeps_what_was_learnt(name: str, stage: str, tmp_path: Path) -> None:
+def test_every_trainer_saves_an_interrupted_run(name: str, stage: str, tmp_path: Path) -> None:
     def stop(told: str, *_: Any) -> None:
         if told == stage:
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt, match="what was learnt"):
+    with pytest.raises(KeyboardInterrupt, match="the weights so far"):
         zoo.train(name, tmp_path / "new", steps=1, progress=stop)
     left = {one.name for one in zoo.path(name).rglob("*") if one.suffix != ".md"}
     assert {one.name for one in (tmp_path / "new.part").rglob("*")} == left

@@ -1,7 +1,6 @@
-"""A picture of what compressors leave: a line per compressor, its frames side by side.
+"""Draw which visual tokens compressors keep: one line per compressor, frames side by side.
 
-A bright cell has a feature left, the brighter the more originals it stands for; a dark one has
-none.
+Bright cells have a feature left, brighter the more originals were merged into it; dark ones none.
 """
 
 from __future__ import annotations
@@ -11,36 +10,38 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw
 
-from mmspec.bench.studies.compressors import Thinned
+from mmspec.bench.studies.compressors import CompressionTrace
 
-CELL, GAP, WORDS, LINE = 6, 4, 150, 13  # pixels
-DARK, LEFT, MERGED = (40, 44, 52), (86, 156, 214), (255, 214, 102)
+CELL, GAP, LABEL, LINE = 6, 4, 150, 13  # pixels
+DROPPED, KEPT, MERGED = (40, 44, 52), (86, 156, 214), (255, 214, 102)
 
 
-def draw(lines: Mapping[str, Thinned], file: Path) -> None:
-    """Write the picture. Raises ValueError where nothing was thinned."""
+def draw(lines: Mapping[str, CompressionTrace], file: Path) -> None:
+    """Write the image. Raises ValueError without compressed images."""
     if not lines:
-        raise ValueError("no compressor saw a picture, so there is nothing to draw; ask about one")
+        raise ValueError(
+            "no compressor read an image, so there is nothing to draw; give a request with one"
+        )
     frames, rows, columns = next(iter(lines.values())).shape
     high, wide = max(rows * CELL, LINE) + GAP, columns * CELL + GAP
-    made = Image.new("RGB", (WORDS + wide * frames, GAP + high * len(lines)), "white")
-    pen = ImageDraw.Draw(made)
+    image = Image.new("RGB", (LABEL + wide * frames, GAP + high * len(lines)), "white")
+    pen = ImageDraw.Draw(image)
     for line, (name, one) in enumerate(lines.items()):
         top = GAP + line * high
         pen.text((GAP, top), name, fill="black")
         for at, size in enumerate(one.sizes):
             frame, cell = divmod(at, rows * columns)
             row, column = divmod(cell, columns)
-            left, upper = WORDS + frame * wide + column * CELL, top + row * CELL
+            left, upper = LABEL + frame * wide + column * CELL, top + row * CELL
             pen.rectangle((left, upper, left + CELL - 2, upper + CELL - 2), _colour(size))
-    made.save(file)
+    image.save(file)
 
 
 def _colour(size: int) -> tuple[int, int, int]:
     if size == 0:
-        return DARK
+        return DROPPED
     share = 1 - 1 / size
     red, green, blue = (
-        round(one + share * (other - one)) for one, other in zip(LEFT, MERGED, strict=True)
+        round(one + share * (other - one)) for one, other in zip(KEPT, MERGED, strict=True)
     )
     return red, green, blue

@@ -1,8 +1,8 @@
-"""What drafting ahead of the target gains: measured here, and by a clock where two devices run.
+"""Gain of drafting in parallel with the target: measured on one device, predicted for two.
 
-One device does the work of an overlapped schedule in some order. The clock says how long the very
-rounds would take where draft model and target run side by side: it adds up component times, each
-measured by itself, and knows of no contention. It is deterministic.
+One device executes an overlapped schedule sequentially. The prediction is the time of the same
+rounds with draft model and target in parallel: a deterministic sum of component times, which were
+measured separately and without contention.
 """
 
 from __future__ import annotations
@@ -12,10 +12,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from mmspec.api import Accelerated
-from mmspec.bench.environment import environment
-from mmspec.bench.progress import Progress, silent
-from mmspec.bench.report import Report
+from mmspec.accelerated import Accelerated
+from mmspec.bench.reporting import Progress, Report, describe_environment, silent
 from mmspec.draft import Round
 from mmspec.modality import Workload
 
@@ -28,45 +26,44 @@ class ComponentCosts:
     """Seconds of the components."""
 
     draft: float  # one drafted token
-    step: float  # a target forward over the waiting token alone
-    more: float  # what each drafted token adds to that
+    step: float  # a target forward over one token
+    more: float  # per additional drafted token
 
     def verify(self, nodes: int) -> float:
-        """A target forward over the waiting token and `nodes` drafted ones."""
+        """Seconds of a target forward over one token and `nodes` drafted ones."""
         return self.step + nodes * self.more
 
 
-def sequential(rounds: Iterable[Round], costs: ComponentCosts) -> float:
-    """Seconds of rounds that draft first and verify then, the prefill aside."""
-    nodes = [max(kept.drafted) for kept in rounds if kept.calls]
+def sequential_seconds(rounds: Iterable[Round], costs: ComponentCosts) -> float:
+    """Seconds of rounds that draft, then verify, without the prefill."""
+    nodes = [max(one.drafted) for one in rounds if one.calls]
     return sum(count * costs.draft + costs.verify(count) for count in nodes)
 
 
-def overlapped(
+def overlapped_seconds(
     rounds: Iterable[Round], costs: ComponentCosts, window: int, refill: int = 0
 ) -> float:
-    """Seconds of the rounds of `mmspec.drafters.neural.ahead.DraftsAhead`, the prefill aside.
+    """Seconds of the rounds of a pipelined drafter, without the prefill.
 
-    Beside a target forward `window` tokens are drafted, unless the text ends there. Behind a
-    rejection `refill` tokens, 0 or the `window`, are drafted before the target is asked; a window
-    that was ready has one less than it. Raises ValueError for other numbers, which the rounds do
-    not tell apart.
+    During a target forward `window` tokens are drafted, unless the text ends. After a rejection,
+    `refill` tokens (0 or `window`) are drafted before the next target forward; a window that was
+    ready has one token less. Raises ValueError for other values, which rounds cannot distinguish.
     """
     if refill not in (0, window):
         raise ValueError(f"refill={refill} is neither 0 nor the window of {window}; give one")
     total = 0.0
-    for kept in rounds:
-        if kept.calls:
-            nodes = max(kept.drafted)
-            waited = nodes if nodes == refill else 0
-            beside = 0 if all(kept.finished) else window
-            total += waited * costs.draft + max(costs.verify(nodes), beside * costs.draft)
+    for round_ in rounds:
+        if round_.calls:
+            nodes = max(round_.drafted)
+            before = nodes if nodes == refill else 0
+            parallel = 0 if all(round_.finished) else window
+            total += before * costs.draft + max(costs.verify(nodes), parallel * costs.draft)
     return total
 
 
 @dataclass(frozen=True)
 class OverlapPoint:
-    """One window: component times in milliseconds, and what overlapping gains over waiting."""
+    """One window: component times in milliseconds, and the gain of overlapping."""
 
     window: int
     draft_ms: float
@@ -74,14 +71,14 @@ class OverlapPoint:
     verify_ms: float  # of the window and one more
     tokens_per_call: float  # sequential
     tokens_per_call_ahead: float
-    predicted: float  # seconds of decoding, sequential over overlapped, by the clock
+    predicted: float  # decoding time, sequential over overlapped, on two devices
     measured: float  # the same on this machine
     identical: bool  # all tokens
 
 
 @dataclass(frozen=True)
 class Overlap(Report):
-    """What `mmspec bench overlap` reports."""
+    """The report of `mmspec bench overlap`."""
 
     model: str
     points: list[OverlapPoint]
@@ -101,10 +98,10 @@ def overlap(
 ) -> Overlap:
     """Measure windows; `accelerated(recipe, **parts)` binds recipes to one pair.
 
-    Behind a rejection the target is asked at once, or with `refills` about a whole window.
+    After a rejection the target runs at once, or with `refills` on a whole new window.
     """
     plain = _TimedRun(accelerated(PLAIN), workload.timed, seed)
-    plain.again()
+    plain.repeat()
     points = []
     for at, window in enumerate(windows):
         refill = window if refills else 0
@@ -115,14 +112,14 @@ def overlap(
         runs = [_TimedRun(fast, workload.timed, seed) for fast in ways]
         for repeat in range(repeats + 1):  # the first warms up
             for run in (plain, *runs) if repeat % 2 else (*reversed(runs), plain):
-                run.again(keeps=repeat > 0)
+                run.repeat(is_measured=repeat > 0)
         points.append(_point(window, refill, plain, *runs))
         progress("measure", at + 1, len(windows))
-    return Overlap(model, points, environment(workload.device))
+    return Overlap(model, points, describe_environment(workload.device))
 
 
 class _TimedRun:
-    """One way to decode all requests, several times."""
+    """Decodes all requests with one recipe, several times."""
 
     def __init__(self, fast: Accelerated, requests: Sequence[Any], seed: int) -> None:
         self.fast, self.requests, self.seed = fast, requests, seed
@@ -130,28 +127,28 @@ class _TimedRun:
         self.decode: list[float] = []  # per repetition, seconds without the prefill
         self.parts: dict[str, list[float]] = {"draft": [], "verify": []}
 
-    def again(self, keeps: bool = False) -> None:
+    def repeat(self, is_measured: bool = False) -> None:
         self.rounds = []
         for request in self.requests:
             self.fast.generate(**request, seed=self.seed, on_round=self.rounds.append)
-        if keeps:
-            rounds = [kept for kept in self.rounds if kept.index]
+        if is_measured:
+            rounds = [one for one in self.rounds if one.index]
             for part, seconds in self.parts.items():
-                seconds.append(sum(kept.seconds.get(part, 0.0) for kept in rounds))
-            self.decode.append(sum(sum(kept.seconds.values()) for kept in rounds))
+                seconds.append(sum(one.seconds.get(part, 0.0) for one in rounds))
+            self.decode.append(sum(sum(one.seconds.values()) for one in rounds))
 
     @property
     def tokens(self) -> list[tuple[Any, ...]]:
-        return [token for kept in self.rounds for token in kept.tokens]
+        return [token for one in self.rounds for token in one.tokens]
 
     @property
     def calls(self) -> int:
-        return sum(kept.calls for kept in self.rounds)
+        return sum(one.calls for one in self.rounds)
 
     @property
     def per_call(self) -> float:
-        told = sum(len(row) for kept in self.rounds if kept.calls for row in kept.tokens)
-        return told / max(self.calls, 1)
+        count = sum(len(row) for one in self.rounds if one.calls for row in one.tokens)
+        return count / max(self.calls, 1)
 
     def mean(self, part: str, count: int) -> float:
         return median(self.parts[part]) / max(count, 1)
@@ -160,10 +157,12 @@ class _TimedRun:
 def _point(
     window: int, refill: int, plain: _TimedRun, waits: _TimedRun, ahead: _TimedRun
 ) -> OverlapPoint:
-    drafted = sum(max(kept.drafted) for kept in waits.rounds)
+    drafted = sum(max(one.drafted) for one in waits.rounds)
     step, verify = plain.mean("verify", plain.calls), waits.mean("verify", waits.calls)
     costs = ComponentCosts(waits.mean("draft", drafted), step, max(verify - step, 0.0) / window)
-    clock = sequential(waits.rounds, costs) / overlapped(ahead.rounds, costs, window, refill)
+    predicted = sequential_seconds(waits.rounds, costs) / overlapped_seconds(
+        ahead.rounds, costs, window, refill
+    )
     same = _flat(waits) == _flat(ahead) == _flat(plain)
     return OverlapPoint(
         window,
@@ -172,12 +171,12 @@ def _point(
         verify_ms=1e3 * costs.verify(window),
         tokens_per_call=waits.per_call,
         tokens_per_call_ahead=ahead.per_call,
-        predicted=clock,
+        predicted=predicted,
         measured=median(waits.decode) / median(ahead.decode),
         identical=same,
     )
 
 
 def _flat(run: _TimedRun) -> list[Any]:
-    """The tokens of all requests, in order."""
+    """Return the tokens of all requests, in order."""
     return [token for row in run.tokens for token in row]

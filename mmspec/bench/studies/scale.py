@@ -1,4 +1,4 @@
-"""Engine efficiency at published sizes, for a drafter that is right as often as we say."""
+"""Engine efficiency at published model sizes, for a drafter with a given acceptance rate."""
 
 from __future__ import annotations
 
@@ -11,20 +11,17 @@ import torch
 
 from mmspec import recipes
 from mmspec.api import accelerate
-from mmspec.bench import aggregate
 from mmspec.bench.efficiency import run_and_replay
-from mmspec.bench.environment import dtype_name, environment
-from mmspec.bench.progress import Progress, silent
-from mmspec.bench.race import timed
-from mmspec.bench.report import Report
-from mmspec.bench.studies.shapes import FixedLength, build
-from mmspec.bench.workload import random_prompt
+from mmspec.bench.reporting import Progress, Report, describe_environment, dtype_name, silent
+from mmspec.bench.row import tokens_per_target_call
+from mmspec.bench.studies.shapes import FixedLength, build_model, random_prompt
+from mmspec.bench.timing import time_run
 from mmspec.drafters.oracle import Oracle
 from mmspec.errors import check_number
 
 NOTE = (
-    "text decoder of that shape, random weights; the drafter knows the answer and costs nothing, "
-    "each of its tokens is right with the given chance"
+    "text decoder of that shape with random weights; the drafter is an oracle without cost, whose "
+    "tokens are correct with the given probability"
 )
 
 
@@ -37,15 +34,15 @@ class ScalePoint:
     engine_efficiency: float
     tokens_per_target_call: float
     speedup_end_to_end: float  # over generate()
-    speedup_decode: float  # over plain decoding by our loop, prefill aside
-    ideal_speedup: float  # forwards of plain decoding over forwards of this, prefill aside
+    speedup_decode: float  # over plain decoding in this loop, without prefill
+    ideal_speedup: float  # forwards of plain decoding over these, without prefill
     milliseconds_per_token: float
     host_milliseconds_per_round: float
 
 
 @dataclass(frozen=True)
 class Scale(Report):
-    """What `mmspec bench scale` reports."""
+    """The report of `mmspec bench scale`."""
 
     shape: str
     parameters: int
@@ -62,7 +59,7 @@ def scale(
     contexts: tuple[int, ...] = (512, 2048),
     rates: tuple[float, ...] = (0.6, 0.8, 0.9),
     length: int = 5,
-    room: int = 128,
+    max_new_tokens: int = 128,
     batch: int = 1,
     repeats: int = 3,
     device: str | None = None,
@@ -70,32 +67,32 @@ def scale(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Scale:
-    """Build a shape and measure it; the oracle's answers come from plain decoding."""
+    """Build a model of a shape and measure it; the oracle's tokens come from plain decoding."""
     for context in contexts:
         check_number("context", context, 1, whole=True, example=512)
     for rate in rates:
         check_number("acceptance", rate, 0, 1, example=0.8)
     place = _device(device)
     kind = _dtype(dtype, place)
-    model = build(shape, place, kind, max(contexts) + room + 64, seed)
+    model = build_model(shape, place, kind, max(contexts) + max_new_tokens + 64, seed)
     points: list[ScalePoint] = []
     total = len(contexts) * (len(rates) + 1)
     for context in contexts:
         inputs = random_prompt(model.config.vocab_size, context, place, batch, seed)
-        plain = FixedLength(accelerate(model, "plain"), room)
-        answers = plain.run(inputs).values
-        stock = FixedLength(model, room)
-        base = median(timed(stock, inputs, 0, place)[0] for _ in range(repeats + 1))
+        plain = FixedLength(accelerate(model, "plain"), max_new_tokens)
+        tokens = plain.run(inputs).values
+        stock = FixedLength(model, max_new_tokens)
+        base = median(time_run(stock, inputs, 0, place)[0] for _ in range(repeats + 1))
         bare = _measure(plain, inputs, place, repeats)
-        points.append(_point(context, None, bare, bare, base, answers))
+        points.append(_point(context, None, bare, bare, base, tokens))
         progress("measure", len(points), total)
         for rate in rates:
-            oracle = Oracle(answers, 1 - rate, length, seed)
+            oracle = Oracle(tokens, 1 - rate, length, seed)
             fast = accelerate(model, recipes.get("plain"), drafter=oracle)
-            found = _measure(FixedLength(fast, room), inputs, place, repeats)
-            points.append(_point(context, rate, found, bare, base, answers))
+            found = _measure(FixedLength(fast, max_new_tokens), inputs, place, repeats)
+            points.append(_point(context, rate, found, bare, base, tokens))
             progress("measure", len(points), total)
-    where = {**environment(place, batch), "dtype": dtype_name(kind)}
+    where = {**describe_environment(place, batch), "dtype": dtype_name(kind)}
     parameters = sum(weight.numel() for weight in model.parameters())
     return Scale(shape, parameters, length, points, environment=where)
 
@@ -110,17 +107,17 @@ class _Measured:
     tokens_per_call: float
 
     @property
-    def later(self) -> float:
+    def decode_wall(self) -> float:
         return max(self.wall - self.first, 1e-9)
 
 
 def _measure(
-    contestant: FixedLength, inputs: Mapping[str, Any], device: torch.device, repeats: int
+    runner: FixedLength, inputs: Mapping[str, Any], device: torch.device, repeats: int
 ) -> _Measured:
-    (pairs,) = run_and_replay([contestant], inputs, repeats, 0, device)
-    begun = FixedLength(contestant.model, 1)
-    first = median(timed(begun, inputs, 0, device)[0] for _ in range(repeats))
-    stats = contestant.run(inputs).stats
+    (pairs,) = run_and_replay([runner], inputs, repeats, 0, device)
+    one_token = FixedLength(runner.model, 1)
+    first = median(time_run(one_token, inputs, 0, device)[0] for _ in range(repeats))
+    stats = runner.run(inputs).stats
     assert stats is not None
     return _Measured(
         median(wall for wall, _ in pairs),
@@ -128,7 +125,7 @@ def _measure(
         median(alone.decode for _, alone in pairs),
         first,
         stats.target_calls,
-        aggregate.tokens_per_target_call([stats]),
+        tokens_per_target_call([stats]),
     )
 
 
@@ -138,30 +135,32 @@ def _point(
     found: _Measured,
     bare: _Measured,
     base: float,
-    answers: list[list[int]],
+    tokens: list[list[int]],
 ) -> ScalePoint:
     alone = found.prefill + found.decode
-    tokens = sum(map(len, answers))
+    count = sum(map(len, tokens))
     return ScalePoint(
         context,
         rate,
         alone / found.wall,
         found.tokens_per_call,
         base / found.wall,
-        bare.later / found.later,
+        bare.decode_wall / found.decode_wall,
         bare.decode / found.decode,
-        1e3 * found.wall / tokens,
+        1e3 * found.wall / count,
         1e3 * (found.wall - alone) / max(found.calls, 1),
     )
 
 
 def _device(name: str | None) -> torch.device:
-    """The best there is where none is named. Raises ValueError for one that there is not."""
+    """Return a device by name; default: cuda where available. Raises ValueError if unavailable."""
     try:
         place = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
         torch.empty(0, device=place)
     except (RuntimeError, AssertionError) as error:  # no such name, or not compiled in
-        raise ValueError(f"device={name!r} is not there; give one, such as cpu or cuda") from error
+        raise ValueError(
+            f"device={name!r} is not available; give one, such as cpu or cuda"
+        ) from error
     return place
 
 
@@ -170,5 +169,5 @@ def _dtype(name: str | None, device: torch.device) -> torch.dtype:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     found = vars(torch).get(name)
     if not isinstance(found, torch.dtype) or not found.is_floating_point:
-        raise ValueError(f"{name!r} is no floating dtype; give float32, bfloat16 or float16")
+        raise ValueError(f"{name!r} is not a floating dtype; give float32, bfloat16 or float16")
     return found

@@ -1,9 +1,9 @@
-"""Published model shapes with random weights that still speak predictably.
+"""Published model shapes with random weights and predictable greedy outputs.
 
-Only the text decoder is built: it is what a round of decoding costs. Random weights would end in
-near-ties that flip between kernel shapes in half precision, so the embeddings dominate the residual
-stream and the head maps every token to one successor, far ahead of all others. The matrices that
-are multiplied have the published sizes.
+Only the text decoder is built, which dominates the cost of a round. Purely random weights give
+near-ties that depend on kernel shapes in half precision. Therefore the embeddings dominate the
+residual stream, and the output head maps every token to one successor with a clear margin. Matrix
+sizes are the published ones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from torch import Tensor
 
 from mmspec.modality import RunResult
 
-LOUDNESS = 8.0  # of an embedding against what one layer adds
+EMBEDDING_SCALE = 8.0  # of an embedding over the output of one layer
 
 
 @dataclass(frozen=True)
 class DecoderShape:
-    """The numbers of a text decoder. `family` is the transformers class it is built from."""
+    """Sizes of a text decoder. `family` is the transformers class it is built from."""
 
     family: str
     layers: int
@@ -55,14 +55,14 @@ SHAPES: Mapping[str, DecoderShape] = {
 }
 
 
-def build(
+def build_model(
     name: str, device: torch.device, dtype: torch.dtype, positions: int = 8192, seed: int = 0
 ) -> Any:
-    """A causal model of that shape. Raises ValueError listing the known shapes."""
+    """Build a causal model of a shape. Raises ValueError listing the known shapes."""
     if name not in SHAPES:
-        raise ValueError(f"there is no shape {name!r}; known shapes: {', '.join(SHAPES)}")
+        raise ValueError(f"unknown shape {name!r}; known shapes: {', '.join(SHAPES)}")
     model = _random(SHAPES[name], device, dtype, positions, seed)
-    _teach(model, seed)
+    _set_successors(model, seed)
     model.generation_config.eos_token_id = None
     model.generation_config.pad_token_id = 0
     return model.eval()
@@ -78,7 +78,7 @@ def _random(
         "qwen2": (transformers.Qwen2Config, transformers.Qwen2ForCausalLM),
     }
     config, model = makers[shape.family]
-    described = config(
+    sizes = config(
         vocab_size=shape.vocabulary,
         hidden_size=shape.hidden,
         intermediate_size=shape.inner,
@@ -96,23 +96,23 @@ def _random(
         torch.manual_seed(seed)
         torch.set_default_dtype(dtype)
         try:
-            return model(described)
+            return model(sizes)
         finally:
             torch.set_default_dtype(before)
 
 
 @dataclass(frozen=True)
 class FixedLength:
-    """Greedy tokens of a model of a shape, which never ends by itself, as many as `room`."""
+    """Runner that decodes `max_new_tokens` greedy tokens; these models have no end token."""
 
     model: Any  # the model, or accelerated
-    room: int
+    max_new_tokens: int
 
     def run(self, request: Mapping[str, Any], seed: int = 0) -> RunResult:
-        out = self.model.generate(**request, do_sample=False, max_new_tokens=self.room)
+        out = self.model.generate(**request, do_sample=False, max_new_tokens=self.max_new_tokens)
         sequences, stats = (out, None) if isinstance(out, Tensor) else (out.sequences, out.stats)
         tokens = sequences[:, request["input_ids"].shape[1] :].tolist()
-        calls = self.room - 1 if stats is None else stats.target_calls
+        calls = self.max_new_tokens - 1 if stats is None else stats.target_calls
         return RunResult(tokens, sum(map(len, tokens)), calls, stats=stats)
 
     def run_first_token(self, request: Mapping[str, Any], seed: int = 0) -> RunResult:
@@ -120,12 +120,21 @@ class FixedLength:
 
 
 @torch.no_grad()
-def _teach(model: Any, seed: int) -> None:
-    """Give every token one clear successor: the head's rows are the embeddings, one step on."""
-    words = model.get_input_embeddings().weight
+def _set_successors(model: Any, seed: int) -> None:
+    """Give every token one clear successor: output rows are the embeddings, shifted by one."""
+    embeddings = model.get_input_embeddings().weight
     head = model.get_output_embeddings().weight
-    words.normal_(0.0, LOUDNESS * model.config.num_hidden_layers**0.5)
-    length = words.norm(dim=1, dtype=torch.float32).mean()
-    order = torch.randperm(words.shape[0], generator=torch.Generator().manual_seed(seed))
-    order = order.to(words.device)
-    head[order.roll(-1)] = words[order] / length.to(words.dtype)
+    embeddings.normal_(0.0, EMBEDDING_SCALE * model.config.num_hidden_layers**0.5)
+    length = embeddings.norm(dim=1, dtype=torch.float32).mean()
+    order = torch.randperm(embeddings.shape[0], generator=torch.Generator().manual_seed(seed))
+    order = order.to(embeddings.device)
+    head[order.roll(-1)] = embeddings[order] / length.to(embeddings.dtype)
+
+
+def random_prompt(
+    vocabulary: int, length: int, device: torch.device, batch: int = 1, seed: int = 0
+) -> dict[str, Any]:
+    """Make a batch of random token ids, without special ones (0 to 3)."""
+    noise = torch.Generator().manual_seed(seed)
+    ids = torch.randint(4, vocabulary, (batch, length), generator=noise).to(device)
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}

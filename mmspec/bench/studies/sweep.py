@@ -1,4 +1,4 @@
-"""Relaxed recipes over their knobs: what is gained, and what it costs in how many ways."""
+"""Measure relaxed recipes over their relaxation parameters: speed against quality."""
 
 from __future__ import annotations
 
@@ -7,10 +7,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from mmspec.api import Accelerated
+from mmspec.accelerated import Accelerated
 from mmspec.bench.compare import compare
-from mmspec.bench.progress import Progress, silent
-from mmspec.bench.report import PointTable
+from mmspec.bench.reporting import PointTable, Progress, silent
 from mmspec.bench.row import Row
 from mmspec.modality import Workload
 from mmspec.verifiers.lenience import Lenience
@@ -19,7 +18,7 @@ from mmspec.verifiers.recursive import Recursive
 
 @dataclass(frozen=True)
 class Knob:
-    """What makes a recipe more or less relaxed; the first value is the exact one, or nearest."""
+    """A relaxation parameter; its first value is exact, or closest to it."""
 
     name: str
     values: tuple[float, ...]
@@ -31,7 +30,7 @@ def _option(name: str, *values: float) -> Knob:
 
 
 KNOBS: Mapping[str, Knob] = {
-    "gsd": Knob(  # by rank alone: how near codes are depends on the embedding
+    "gsd": Knob(  # by rank alone, as distances of codes depend on the embedding
         "size", (0, 3, 10, 25, 50), lambda size: {"size": size, "distance": math.inf}
     ),
     "sjd-pp": Knob(
@@ -58,7 +57,7 @@ COLUMNS = (  # of a row, in a table of points
 class SweepPoint:
     """One recipe with its knob at one value.
 
-    `toy_distance` is the total variation of a whole tiny answer, enumerated.
+    `toy_distance` is the total variation of a tiny model's whole output, by enumeration.
     """
 
     recipe: str
@@ -68,9 +67,9 @@ class SweepPoint:
     toy_distance: float | None
 
     def flat(self) -> dict[str, Any]:
-        """One line of a table."""
-        least, most = self.row.spread["speedup_over_plain"]
-        named = {
+        """Return one table row."""
+        minimum, maximum = self.row.spread["speedup_over_plain"]
+        qualities = {
             f"{name} {key}".removesuffix(" value"): value
             for name, quality in self.row.qualities.items()
             for key, value in quality.items()
@@ -80,16 +79,16 @@ class SweepPoint:
             "knob": self.knob,
             "value": self.value,
             **{name: getattr(self.row, name) for name in COLUMNS},
-            "speedup_least": least,
-            "speedup_most": most,
+            "speedup_least": minimum,
+            "speedup_most": maximum,
             "toy_distance": self.toy_distance,
-            **named,
+            **qualities,
         }
 
 
 @dataclass(frozen=True)
 class Sweep(PointTable):
-    """What `mmspec bench sweep` reports. `plain` has one row per recipe: it was raced with each."""
+    """The report of `mmspec bench sweep`. `plain` has one row per recipe, measured with it."""
 
     model: str
     points: list[SweepPoint]
@@ -102,7 +101,7 @@ class Sweep(PointTable):
 
 
 def sweep(
-    chosen: Sequence[str],
+    recipes: Sequence[str],
     accelerated: Callable[..., Accelerated],
     workload: Workload,
     *,
@@ -113,18 +112,18 @@ def sweep(
 ) -> Sweep:
     """Measure recipes at every value of their knobs; `accelerated(recipe, **parts)` binds them.
 
-    All values of a recipe are raced together, with plain decoding. Raises ValueError for a recipe
-    without a knob.
+    All values of a recipe are timed in one benchmark, with plain decoding. Raises ValueError for
+    recipes without a knob.
     """
-    unknown = [name for name in chosen if name not in KNOBS]
-    if unknown or not chosen:
+    unknown = [name for name in recipes if name not in KNOBS]
+    if unknown or not recipes:
         raise ValueError(
             f"{', '.join(unknown)}: no knob is known; recipes with one: {', '.join(KNOBS)}"
         )
     alone = replace(workload, baselines={}, peers=None)
     points: list[SweepPoint] = []
     plain: list[Row] = []
-    for name in chosen:
+    for name in recipes:
         knob = KNOBS[name]
         ways = {str(value): accelerated(name, **knob.parts(value)) for value in knob.values}
         found = compare(
@@ -132,9 +131,9 @@ def sweep(
         )
         plain.append(found.rows[0])
         for value, row in zip(knob.values, found.rows[1:], strict=True):
-            toy = workload.toy_distance
-            apart = None if toy is None else toy(name, knob.parts(value))
-            points.append(SweepPoint(name, knob.name, value, row, apart))
+            toy = workload.tiny_model_distance
+            distance = None if toy is None else toy(name, knob.parts(value))
+            points.append(SweepPoint(name, knob.name, value, row, distance))
     return Sweep(
         model=model,
         points=points,

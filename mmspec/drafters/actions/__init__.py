@@ -1,1 +1,1 @@
-"""Drafters of robot actions: what the robot did before, and what others did where it stands."""
+"""Drafters of robot actions, from the robot's own history or from stored trajectories."""

@@ -1,4 +1,4 @@
-"""Completing an action without the target once a token of it was refused (KERV)."""
+"""Completing an action without the target after a token of it was rejected (KERV)."""
 
 from __future__ import annotations
 
@@ -8,101 +8,107 @@ from typing import Any, ClassVar, Protocol
 
 import torch
 
+from mmspec._attributes import delegate_to
 from mmspec.codes.actions import ActionSpace
-from mmspec.codes.episodes import Completion, Episode, episodes_of
-from mmspec.declared import answered_by
+from mmspec.codes.episodes import Completion, Episode, get_episodes
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.actions.history import ActionForecast, forecast_answer
-from mmspec.drafters.lookup.prompt_lookup import ragged
+from mmspec.drafters.actions.history import ActionForecast, forecast_tokens
+from mmspec.drafters.lookup.prompt_lookup import pad_chains
 from mmspec.targets.tokens.context import Context
 
 
-class Occasion(Protocol):
-    """When an action is completed behind its first verified draft."""
+class CompletionTrigger(Protocol):
+    """When an action is completed after its first verified draft."""
 
-    def comes(self, episode: Episode, refused: bool) -> bool: ...
+    def is_due(self, episode: Episode, was_refused: bool) -> bool: ...
 
 
 @dataclass(frozen=True)
 class OnRefusal:
-    """Where a drafted token was refused, unless the robot is locked out (KERV, the paper)."""
+    """After a rejected draft token, unless the robot is locked out (KERV, the paper)."""
 
-    def comes(self, episode: Episode, refused: bool) -> bool:
-        return refused and episode.step >= episode.locked
+    def is_due(self, episode: Episode, was_refused: bool) -> bool:
+        return was_refused and episode.step >= episode.locked_until
 
 
 @dataclass(frozen=True)
 class EveryFew:
-    """At every n-th step, whatever was accepted (KERV as released). Raises ValueError below 1."""
+    """At every n-th step (the released code of KERV). Raises ValueError below 1."""
 
     period: int = 4
 
     def __post_init__(self) -> None:
         if self.period < 1:
-            raise ValueError(f"period={self.period} steps; give 1 (every step) or more")
+            raise ValueError(f"period={self.period} must be 1 (every step) or more")
 
-    def comes(self, episode: Episode, refused: bool) -> bool:
+    def is_due(self, episode: Episode, was_refused: bool) -> bool:
         return (episode.step + 1) % self.period == 0
 
 
 @dataclass(frozen=True)
-class Completing(Drafter):
-    """Draft as `inner` does, and the rest of the answer from a forecast when its occasion comes.
+class CompletingDrafter(Drafter):
+    """Draft with `inner`, and the rest of the output from a forecast when the trigger is due.
 
-    The rest begins behind what the target said last: the verified tokens and its own correction.
-    It is marked as `Completion`, which `CompletionGate` keeps unread; without that gate it is a
-    draft like any other. Rows without an occasion wait for a round.
+    The rest begins after the verified tokens and the target's correction. It is marked as
+    `Completion`, which `CompletionGate` accepts without a forward; without that gate it is an
+    ordinary draft. Rows that are not due wait for a round.
     """
 
     inner: Drafter
     space: ActionSpace
     forecast: ActionForecast
-    occasion: Occasion
+    occasion: CompletionTrigger
     window: int | None = 10
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
 
-    sees = answered_by("inner.sees")
-    wants = answered_by("inner.wants")
-    reads = answered_by("inner.reads")
-    trees = answered_by("inner.trees")
+    sees = delegate_to("inner.sees")
+    required_features = delegate_to("inner.required_features")
+    reads_prompt = delegate_to("inner.reads_prompt")
+    uses_trees = delegate_to("inner.uses_trees")
 
     def begin(self, context: Context) -> CompletingState:
-        rest = [
-            forecast_answer(self.space, context, episode, self.forecast, self.window)
-            for episode in episodes_of(context)
+        forecasts = [
+            forecast_tokens(self.space, context, episode, self.forecast, self.window)
+            for episode in get_episodes(context)
         ]
-        return CompletingState(self.inner.begin(context), rest, [False] * context.batch)
+        return CompletingState(self.inner.begin(context), forecasts, [False] * context.batch)
 
     def propose(self, context: Context, state: CompletingState) -> Draft:
-        if not any(state.due):
+        if not any(state.is_pending):
             return self.inner.propose(context, state.inner)
-        room, rows = context.request.room, list[Sequence[int]]()
-        for row, (rest, is_due) in enumerate(zip(state.rest, state.due, strict=True)):
-            wanted = is_due and not context.finished[row]
-            rows.append(rest[context.generated(row) : room] if wanted else [])
-        due = torch.tensor([bool(row) for row in rows], device=context.device)
-        state.due = [False] * context.batch
-        draft = ragged(context, rows)
-        return replace(draft, extras=Completion(due)) if draft.nodes else draft
+        max_tokens, rows = context.request.max_new_tokens, list[Sequence[int]]()
+        for row, (forecasts, is_due) in enumerate(
+            zip(state.forecasts, state.is_pending, strict=True)
+        ):
+            is_completed = is_due and not context.finished[row]
+            rows.append(forecasts[context.num_generated(row) : max_tokens] if is_completed else [])
+        is_pending = torch.tensor([bool(row) for row in rows], device=context.device)
+        state.is_pending = [False] * context.batch
+        draft = pad_chains(context, rows)
+        return replace(draft, extras=Completion(is_pending)) if draft.nodes else draft
 
     def observe(
-        self, context: Context, state: CompletingState, draft: Draft, scores: Scores, kept: Round
+        self, context: Context, state: CompletingState, draft: Draft, scores: Scores, round_: Round
     ) -> CompletingState:
         if isinstance(draft.extras, Completion):
-            return state  # nobody kept it unread: the inner drafter did not make it
+            return state  # no gate accepted it, and the inner drafter did not propose it
         longest = draft.depths().add(1).mul(draft.mask).amax(-1).tolist() if draft.nodes else []
-        state.inner = self.inner.observe(context, state.inner, draft, scores, kept)
+        state.inner = self.inner.observe(context, state.inner, draft, scores, round_)
         for row, depth in enumerate(longest):
-            refused = kept.takes_next[row] and kept.accepted[row] < depth
-            comes = self.occasion.comes(episodes_of(context)[row], refused)
-            state.due[row] = bool(comes and state.rest[row] and not kept.finished[row])
+            was_refused = round_.takes_next[row] and round_.accepted[row] < depth
+            is_due = self.occasion.is_due(get_episodes(context)[row], was_refused)
+            state.is_pending[row] = bool(
+                is_due and state.forecasts[row] and not round_.finished[row]
+            )
         return state
 
 
 @dataclass
 class CompletingState:
-    """What is remembered of a request."""
+    """The state of a request."""
 
     inner: Any
-    rest: Sequence[Sequence[int]]  # forecast answers, whole; none where too little is known
-    due: list[bool]  # rows to be completed in the next round
+    forecasts: Sequence[
+        Sequence[int]
+    ]  # whole forecast outputs; empty where the history is too short
+    is_pending: list[bool]  # rows to complete in the next round

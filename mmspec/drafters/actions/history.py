@@ -1,4 +1,4 @@
-"""The next action, out of those that the robot carried out before."""
+"""Forecasts of the next action from the actions that the robot has executed."""
 
 from __future__ import annotations
 
@@ -10,62 +10,63 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.actions import ActionSpace
-from mmspec.codes.episodes import Episode, episodes_of
+from mmspec.codes.episodes import Episode, get_episodes
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.drafters.lengths.length import Length
-from mmspec.drafters.lookup.prompt_lookup import length_of, ragged
+from mmspec.drafters.lookup.prompt_lookup import length_of, pad_chains
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
 
 
 class ActionForecast(Protocol):
-    """What comes next, out of what was."""
+    """Forecasts the next actions from past ones."""
 
     @property
-    def least(self) -> int: ...  # actions that it needs
+    def min_actions(self) -> int: ...  # actions required
     def ahead(self, actions: Tensor, count: int) -> Tensor: ...  # (n, D) -> (count, D), normalised
 
 
 @dataclass(frozen=True)
 class HoldLast:
-    """The last action again, the mandatory baseline: at published tolerances much of it passes."""
+    """Repeat the last action: the baseline, since published tolerances accept much of it."""
 
-    least: ClassVar[int] = 1
+    min_actions: ClassVar[int] = 1
 
     def ahead(self, actions: Tensor, count: int) -> Tensor:
         return actions[-1:].expand(count, -1)
 
 
 @dataclass(frozen=True)
-class FromHistory(Drafter):
-    """Propose the forecast of the next actions, from the component on that is said next.
+class HistoryDrafter(Drafter):
+    """Propose the forecast of the next actions, from the next component on.
 
-    It needs no weights, and only looks at the last `window` actions of the row's `Episode`; one
-    with fewer than the forecast needs proposes nothing. An answer of several actions is forecast
-    as far as it goes. It needs nothing of the picture, so that the prompt is read with the draft.
+    Needs no weights; uses the last `window` actions of the row's `Episode`, and proposes nothing
+    for an episode with fewer actions than the forecast needs. An output of several actions is
+    forecast as far as it goes. Independent of the image, so that the prompt is read together with
+    the draft.
     """
 
     space: ActionSpace
     forecast: ActionForecast
     length: Length
-    window: int | None = None  # None = all since the reset
+    window: int | None = None  # None = all since the last reset
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
-    opens: ClassVar[bool] = True
+    drafts_first_token: ClassVar[bool] = True
 
     def begin(self, context: Context) -> HistoryState:
-        answers = [
-            forecast_answer(self.space, context, episode, self.forecast, self.window)
-            for episode in episodes_of(context)
+        forecasts = [
+            forecast_tokens(self.space, context, episode, self.forecast, self.window)
+            for episode in get_episodes(context)
         ]
-        return HistoryState(self.length.begin(), answers)
+        return HistoryState(self.length.begin(), forecasts)
 
     def propose(self, context: Context, state: HistoryState) -> Draft:
         budget = self.length.budget(state.length, context)
         rows = []
-        for row, answer in enumerate(state.answers):
-            said = context.generated(row)
-            rows.append([] if context.finished[row] else list(answer[said : said + budget]))
-        return ragged(context, rows)
+        for row, forecast_ids in enumerate(state.forecasts):
+            start = context.num_generated(row)
+            rows.append([] if context.finished[row] else list(forecast_ids[start : start + budget]))
+        return pad_chains(context, rows)
 
     def observe(self, context: Context, state: HistoryState, *round_: Any) -> HistoryState:
         state.length = self.length.observe(state.length, round_[-1])
@@ -74,32 +75,32 @@ class FromHistory(Drafter):
 
 @dataclass
 class HistoryState:
-    """What is remembered of a request."""
+    """The state of a request."""
 
     length: Any
-    answers: Sequence[Sequence[int]]  # the ids of the whole answer as forecast, per row
+    forecasts: Sequence[Sequence[int]]  # ids of the whole forecast output, per row
 
 
-def forecast_answer(
+def forecast_tokens(
     space: ActionSpace,
     context: Context,
     episode: Episode,
     forecast: ActionForecast,
     window: int | None,
 ) -> list[int]:
-    """The ids of a row's answer, as far as it goes: as many actions as the request has room for.
+    """The token ids of a row's forecast: as many actions as the request has positions for.
 
-    Grippers are held. Nothing where fewer actions are known than the forecast needs.
+    Grippers are held. Empty where fewer actions are known than the forecast needs.
     """
     known = episode.recent(episode.step if window is None else window)
-    if len(known) < forecast.least:
+    if len(known) < forecast.min_actions:
         return []
-    ahead = forecast.ahead(known, -(-context.request.room // space.size)).clamp(-1, 1)
+    ahead = forecast.ahead(known, -(-context.request.max_new_tokens // space.size)).clamp(-1, 1)
     grips = torch.tensor([dim.group == "gripper" for dim in space.dims])
-    ids: list[int] = space.tokens(torch.where(grips, known[-1], ahead)).flatten().tolist()
+    ids: list[int] = space.encode(torch.where(grips, known[-1], ahead)).flatten().tolist()
     return ids
 
 
 def hold_last(kit: Kit) -> Drafter:
     """The robot's last action."""
-    return FromHistory(kit.space, HoldLast(), length_of(kit), 1)
+    return HistoryDrafter(kit.space, HoldLast(), length_of(kit), 1)

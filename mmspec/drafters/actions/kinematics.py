@@ -1,4 +1,4 @@
-"""How a robot moves: straight and fast, or slowly round a curve (the metric of HeiSD)."""
+"""Classifying a robot's motion as straight and fast or as slow and curved (the metric of HeiSD)."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ FLAT = 1e-6  # share of the largest extent below which points are a line
 class KinematicMetric:
     """F = a Norm(R) + (1 - a) Norm(Disp) of the last `window` positions (Zheng et al. 2026).
 
-    R is the radius of the circle through them, Disp the way they went. Norm is between the least
-    and the 95th percentile, whose values are measured once; a line has the largest R. Positions are
-    the sums of the executed deltas, which is what actions of this kind are.
+    R is the radius of the circle through them, Disp the length of the path. Norm scales to the
+    range between the minimum and the 95th percentile, which are measured once; a line has the
+    largest R. Positions are cumulative sums of the executed deltas.
 
     Raises ValueError for a weight outside [0, 1] and a window below 3.
     """
 
     space: ActionSpace
     radius_bounds: tuple[float, float]
-    way_bounds: tuple[float, float]
+    path_bounds: tuple[float, float]
     window: int = 15
     weight: float = 0.5  # a
 
@@ -38,44 +38,44 @@ class KinematicMetric:
         check_number("weight", self.weight, 0, 1, example=0.5)
 
     @classmethod
-    def measured(
+    def from_store(
         cls, space: ActionSpace, store: Trajectories, window: int = 15, weight: float = 0.5
     ) -> KinematicMetric:
-        """With the bounds of all windows of stored trajectories.
+        """Measure the bounds on all windows of stored trajectories.
 
-        Raises ValueError where no episode is that long.
+        Raises ValueError where no episode is long enough.
         """
-        radii, ways = list[Tensor](), list[Tensor]()
+        radii, lengths = list[Tensor](), list[Tensor]()
         for number in store.episodes.unique():
             points = _positions(space, store.actions[store.episodes == number])
             if len(points) >= window:
                 windows = points.unfold(0, window, 1).transpose(1, 2)  # (n, window, k)
                 radii.append(circle_radius(windows))
-                ways.append(way(windows))
+                lengths.append(path_length(windows))
         if not radii:
             raise ValueError(
                 f"no stored episode has {window} steps; give a shorter window=, or store longer "
                 "ones"
             )
-        bounds = [_bounds(torch.cat(one)) for one in (radii, ways)]
+        bounds = [_bounds(torch.cat(one)) for one in (radii, lengths)]
         return cls(space, bounds[0], bounds[1], window, weight)
 
     def of(self, episode: Episode) -> float | None:
-        """F, in [0, 1]; None while the robot has done too little."""
+        """F, in [0, 1]; None while the episode is shorter than the window."""
         recent = episode.recent(self.window)
         if len(recent) < self.window:
             return None
         points = _positions(self.space, recent)
-        radius = _share(float(circle_radius(points)), self.radius_bounds)
-        moved = _share(float(way(points)), self.way_bounds)
-        return self.weight * radius + (1 - self.weight) * moved
+        radius = _normalise(float(circle_radius(points)), self.radius_bounds)
+        length = _normalise(float(path_length(points)), self.path_bounds)
+        return self.weight * radius + (1 - self.weight) * length
 
 
 def circle_radius(points: Tensor) -> Tensor:  # (..., n, k) -> (...)
-    """The radius of the circle nearest to points, in the plane that they lie in most.
+    """The radius of the circle fitted to points, in their principal plane.
 
     An algebraic fit (2 u u_c + 2 v v_c + s = u^2 + v^2), then Gauss-Newton on the distances from
-    the circle; infinite for points on a line.
+    the circle; infinite for collinear points.
     """
     centred = points.double() - points.double().mean(-2, keepdim=True)
     _, extent, basis = torch.linalg.svd(centred, full_matrices=False)
@@ -83,41 +83,41 @@ def circle_radius(points: Tensor) -> Tensor:  # (..., n, k) -> (...)
     line = extent[..., 1] <= FLAT * extent[..., 0].clamp_min(torch.finfo(torch.float64).tiny)
     u = torch.where(line[..., None], torch.arange(u.shape[-1]).double().cos(), u)  # any circle
     v = torch.where(line[..., None], torch.arange(v.shape[-1]).double().sin(), v)
-    made = torch.stack((2 * u, 2 * v, torch.ones_like(u)), -1)
+    system = torch.stack((2 * u, 2 * v, torch.ones_like(u)), -1)
     square = (u**2 + v**2)[..., None]
-    centre = torch.linalg.lstsq(made, square, driver="gelsd").solution[..., :2, 0]
+    centre = torch.linalg.lstsq(system, square, driver="gelsd").solution[..., :2, 0]
     for _ in range(STEPS):
         du, dv = u - centre[..., :1], v - centre[..., 1:]
-        far = (du**2 + dv**2).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
-        slope = torch.stack((-du / far, -dv / far), -1)
+        distance = (du**2 + dv**2).sqrt().clamp_min(torch.finfo(torch.float64).tiny)
+        slope = torch.stack((-du / distance, -dv / distance), -1)
         slope = slope - slope.mean(-2, keepdim=True)
-        off = (far - far.mean(-1, keepdim=True))[..., None]
-        step = torch.linalg.lstsq(slope, -off, driver="gelsd").solution[..., 0]
+        error = (distance - distance.mean(-1, keepdim=True))[..., None]
+        step = torch.linalg.lstsq(slope, -error, driver="gelsd").solution[..., 0]
         centre = centre + step
-    far = ((u - centre[..., :1]) ** 2 + (v - centre[..., 1:]) ** 2).sqrt().mean(-1)
-    return torch.where(line, torch.inf, far)
+    distance = ((u - centre[..., :1]) ** 2 + (v - centre[..., 1:]) ** 2).sqrt().mean(-1)
+    return torch.where(line, torch.inf, distance)
 
 
-def way(points: Tensor) -> Tensor:  # (..., n, k) -> (...)
+def path_length(points: Tensor) -> Tensor:  # (..., n, k) -> (...)
     """The length of the path through points."""
     steps: Tensor = points.double().diff(dim=-2).norm(dim=-1)
     return steps.sum(-1)
 
 
 def _positions(space: ActionSpace, actions: Tensor) -> Tensor:  # (n, D) -> (n, k)
-    """Where normalised deltas lead to. Raises ValueError for actions of a single component."""
+    """Positions from normalised deltas. Raises ValueError for actions of a single component."""
     groups = space.groups
     dims = groups.get("position", groups.get("motion", ()))
     if len(dims) < 2:
         raise ValueError(
-            f"the components {', '.join(dim.name for dim in space.dims)} span no plane to fit a "
+            f"the components {', '.join(dim.name for dim in space.dims)} do not span a plane for a "
             "circle in; use recipe 'retrieval'"
         )
     return space.unnormalise(actions)[:, list(dims)].cumsum(0)
 
 
 def _bounds(values: Tensor) -> tuple[float, float]:
-    """The least value and the 95th percentile; infinite radii count as the largest."""
+    """The minimum and the 95th percentile; infinite radii count as the largest finite one."""
     finite = values[values.isfinite()]
     if not len(finite):
         return 0.0, 1.0
@@ -125,6 +125,6 @@ def _bounds(values: Tensor) -> tuple[float, float]:
     return float(capped.min()), float(capped.quantile(0.95))
 
 
-def _share(value: float, bounds: tuple[float, float]) -> float:
+def _normalise(value: float, bounds: tuple[float, float]) -> float:
     low, high = bounds
     return 1.0 if value >= high else max(value - low, 0.0) / (high - low)

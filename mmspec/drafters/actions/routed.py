@@ -1,4 +1,4 @@
-"""A head drafts where a robot moves slowly round curves, stored trajectories where it is quick."""
+"""A head drafts slow, curved motion, stored trajectories draft fast motion."""
 
 from __future__ import annotations
 
@@ -8,23 +8,23 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmspec.codes.episodes import episodes_of
+from mmspec._attributes import delegate_to
+from mmspec.codes.episodes import get_episodes
 from mmspec.codes.trajectories import Retrieved
-from mmspec.declared import answered_by
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.actions.kinematics import KinematicMetric
-from mmspec.drafters.actions.retrieval import FoundMoments, Retrieval
+from mmspec.drafters.actions.retrieval import Retrieval, RetrievedMoments
 from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)
-class Routed(Drafter):
-    """The hybrid drafter of HeiSD (Zheng et al. 2026): one source or the other, row by row.
+class RoutedDrafter(Drafter):
+    """The hybrid drafter of HeiSD (Zheng et al. 2026): one of two sources per row.
 
     An action whose metric F is at least `cut` is drafted from stored trajectories, until a token of
-    it is refused; others, and the first ones of an episode, are drafted by the head. Reconstructed:
-    the cut, and that a refusal hands over to the head.
+    it is rejected; other actions, and the first ones of an episode, are drafted by the head.
+    Reconstructed: the cut, and that the head takes over after a rejection.
     """
 
     head: Autoregressive
@@ -32,56 +32,56 @@ class Routed(Drafter):
     metric: KinematicMetric
     cut: float = 0.5
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
-    trees: ClassVar[bool] = True
+    uses_trees: ClassVar[bool] = True
 
-    sees = answered_by("head.sees")
+    sees = delegate_to("head.sees")
 
     @property
-    def wants(self) -> frozenset[str]:
-        return frozenset(self.head.wants | self.stored.wants)
+    def required_features(self) -> frozenset[str]:
+        return frozenset(self.head.required_features | self.stored.required_features)
 
     def begin(self, context: Context) -> RoutedState:
-        measured = [self.metric.of(episode) for episode in episodes_of(context)]
-        quick = [one is not None and one >= self.cut for one in measured]
-        found = self.stored.begin(context) if any(quick) else ()
-        return RoutedState(self.head.begin(context), found, quick)
+        values = [self.metric.of(episode) for episode in get_episodes(context)]
+        is_fast = [one is not None and one >= self.cut for one in values]
+        found = self.stored.begin(context) if any(is_fast) else ()
+        return RoutedState(self.head.begin(context), found, is_fast)
 
     def propose(self, context: Context, state: RoutedState) -> Draft:
-        rows = zip(state.quick, context.finished, strict=True)
-        state.quick = [quick and not done for quick, done in rows]
-        if not any(state.quick):
+        rows = zip(state.is_fast, context.finished, strict=True)
+        state.is_fast = [is_fast and not done for is_fast, done in rows]
+        if not any(state.is_fast):
             return self.head.propose(context, state.head)
-        own = self.stored.drafted(context, state.found, state.quick)
-        slow = zip(state.quick, context.finished, strict=True)
-        if all(quick or done for quick, done in slow):
-            state.head = self.head.silent(context, state.head)
+        own = self.stored.draft_rows(context, state.found, state.is_fast)
+        slow = zip(state.is_fast, context.finished, strict=True)
+        if all(is_fast or done for is_fast, done in slow):
+            state.head = self.head.skip_rows(context, state.head)
             return own
-        drafted = self.head.propose(context, state.head)
-        state.head = self.head.silent(context, state.head, state.quick)
-        return _chosen(own, drafted, state.quick)
+        draft_rows = self.head.propose(context, state.head)
+        state.head = self.head.skip_rows(context, state.head, state.is_fast)
+        return _select_rows(own, draft_rows, state.is_fast)
 
     def observe(
-        self, context: Context, state: RoutedState, draft: Draft, scores: Scores, kept: Round
+        self, context: Context, state: RoutedState, draft: Draft, scores: Scores, round_: Round
     ) -> RoutedState:
-        state.head = self.head.observe(context, state.head, draft, scores, kept)
-        state.quick = [False] * context.batch  # whatever is left of an action is the head's
+        state.head = self.head.observe(context, state.head, draft, scores, round_)
+        state.is_fast = [False] * context.batch  # the head drafts the rest of the action
         return state
 
 
 @dataclass
 class RoutedState:
-    """What is remembered of a request."""
+    """The state of a request."""
 
     head: Any
-    found: Sequence[FoundMoments]
-    quick: list[bool]  # rows that stored trajectories draft for
+    found: Sequence[RetrievedMoments]
+    is_fast: list[bool]  # rows drafted from stored trajectories
 
 
-def _chosen(own: Draft, drafted: Draft, quick: Sequence[bool]) -> Draft:
-    """Row by row one draft or the other."""
-    width = max(own.nodes, drafted.nodes)
-    rows = torch.tensor(quick, device=own.tokens.device)[:, None]
-    one, other = _widened(own, width), _widened(drafted, width)
+def _select_rows(own: Draft, draft_rows: Draft, is_fast: Sequence[bool]) -> Draft:
+    """Select one of two drafts per row."""
+    width = max(own.nodes, draft_rows.nodes)
+    rows = torch.tensor(is_fast, device=own.tokens.device)[:, None]
+    one, other = _pad_nodes(own, width), _pad_nodes(draft_rows, width)
     tokens, parents, mask = (
         torch.where(rows, getattr(one, name), getattr(other, name))
         for name in ("tokens", "parents", "mask")
@@ -90,8 +90,8 @@ def _chosen(own: Draft, drafted: Draft, quick: Sequence[bool]) -> Draft:
     return Draft(tokens, parents, mask, Kind.DET, extras=replace(own.extras, rows=rows[:, 0]))
 
 
-def _widened(draft: Draft, width: int) -> Draft:
-    """The same with nodes that are no proposals at the end; they hold the first token."""
+def _pad_nodes(draft: Draft, width: int) -> Draft:
+    """Append masked nodes, which hold the first token."""
     more = width - draft.nodes
     pad = torch.nn.functional.pad
     tokens = pad(draft.tokens, (0, more))

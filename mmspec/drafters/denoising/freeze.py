@@ -1,7 +1,7 @@
-"""What a draft keeps of an old prediction, to move later states with it.
+"""The quantity of an old prediction that is frozen to predict later states.
 
-freeze(kernel, x, clean, step) takes it from a prediction, mean(kernel, memory, x, step) uses it at
-any state; at the state it was taken from that is the target's own mean.
+freeze(kernel, x, clean, step) computes it from a prediction, mean(kernel, memory, x, step) applies
+it at any state; at its own state that is the target's own mean.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mmspec.distributions.kernels import GaussianKernel
 
 
 class Freeze(Protocol):
-    """One quantity in which a prediction is remembered."""
+    """A quantity that represents a prediction."""
 
     def freeze(
         self, kernel: GaussianKernel, x: Tensor, clean: Tensor, step: Tensor
@@ -45,7 +45,7 @@ class Velocity:
     """v = alpha eps - sigma x0, the output of a v-model."""
 
     def freeze(self, kernel: GaussianKernel, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
-        return kernel.velocity_in(x, clean, step)
+        return kernel.velocity_from_clean(x, clean, step)
 
     def mean(self, kernel: GaussianKernel, memory: Tensor, x: Tensor, step: Tensor) -> Tensor:
         return kernel.mean(x, kernel.clean_from_velocity(x, memory, step), step)
@@ -55,12 +55,12 @@ class Velocity:
 class FrozenNoise:
     """eps, the output of an eps-model, and with it the score up to a factor.
 
-    The worst of all in many dimensions: an old eps is a poor guess of a new state's. Where a chain
-    starts without any signal (alpha = 0) eps says nothing of x0, and the mean is that of x0 = 0.
+    The worst choice in many dimensions: an old eps is a poor guess of a new state's. Where a chain
+    starts without any signal (alpha = 0) eps does not determine x0, and the mean is that of x0 = 0.
     """
 
     def freeze(self, kernel: GaussianKernel, x: Tensor, clean: Tensor, step: Tensor) -> Tensor:
-        return kernel.noise_in(x, clean, step)
+        return kernel.noise_from_clean(x, clean, step)
 
     def mean(self, kernel: GaussianKernel, memory: Tensor, x: Tensor, step: Tensor) -> Tensor:
         clean = kernel.clean_from_noise(x, memory, step).nan_to_num(0.0, 0.0, 0.0)

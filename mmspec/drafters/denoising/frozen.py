@@ -4,8 +4,8 @@ De Bortoli, Galashov, Gretton and Doucet 2025 ("Accelerated diffusion models via
 sampling"); with a frozen clean sample, autospeculative decoding (Hu et al. 2025).
 
     step        4    5    6    7    8
-    state      x4   x5  [x6   x7   x8]     x6, x7, x8 drafted from x5 with what was seen in x4
-                ^ seen in the last round    or, refreshed, with what is seen in x5 itself
+    state      x4   x5  [x6   x7   x8]     x6, x7, x8 drafted from x5 with the prediction at x4
+                ^ predicted last round      or, refreshed, with the prediction at x5
 """
 
 from __future__ import annotations
@@ -21,35 +21,35 @@ from mmspec.draft import Draft, Drafter, Verifier
 from mmspec.drafters.denoising.freeze import FREEZES, Clean, Freeze
 from mmspec.drafters.denoising.unroll import WindowDrafter, unroll
 from mmspec.drafters.denoising.window import Mismatch, Progress, Window, window_of
-from mmspec.errors import chosen
+from mmspec.errors import choose_option
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.continuous.denoising import Trajectory
 
 
 class Root(Protocol):
-    """Which rows are evaluated at their current state before they are drafted from there."""
+    """Selects the rows that are evaluated at their current state before drafting."""
 
-    def wanted(self, context: Trajectory, progress: Progress) -> list[bool]: ...
+    def rows_to_refresh(self, context: Trajectory, progress: Progress) -> list[bool]: ...
 
 
 @dataclass(frozen=True)
 class Refresh:
-    """Rows whose last draft was rejected, and all at the start: two calls for such a round.
+    """Rows whose last draft was rejected, and all at the start: two calls in such a round.
 
-    After a whole acceptance nothing is gained: the state behind the draft was made with the newest
-    prediction there is.
+    After full acceptance this gains nothing: the state after the draft was made with the newest
+    prediction.
     """
 
-    def wanted(self, context: Trajectory, progress: Progress) -> list[bool]:
-        seen = zip(progress.whole, context.known.ever, strict=True)
-        return [not (whole and ever) for whole, ever in seen]
+    def rows_to_refresh(self, context: Trajectory, progress: Progress) -> list[bool]:
+        at = zip(progress.is_fully_accepted, context.known.ever, strict=True)
+        return [not (whole and ever) for whole, ever in at]
 
 
 @dataclass(frozen=True)
 class Prefetch:
-    """None: what was seen in the last verified parent serves. One call a round, a staler draft."""
+    """No rows: use the last verified parent's prediction. One call per round, an older draft."""
 
-    def wanted(self, context: Trajectory, progress: Progress) -> list[bool]:
+    def rows_to_refresh(self, context: Trajectory, progress: Progress) -> list[bool]:
         return [False] * context.batch
 
 
@@ -58,7 +58,7 @@ ROOTS: dict[str, Root] = {"refresh": Refresh(), "prefetch": Prefetch()}
 
 @dataclass(frozen=True)
 class PredictionDrafter(WindowDrafter):
-    """Drafts with predictions that the target made; `freeze` says what is kept of them."""
+    """Drafts with predictions that the target made; `freeze` selects the quantity that is kept."""
 
     freeze: Freeze = field(default_factory=Clean)
     root: Root = field(default_factory=Refresh)
@@ -67,13 +67,15 @@ class PredictionDrafter(WindowDrafter):
     def levels(self, context: Trajectory, progress: Progress) -> Sequence[int]:
         """How deep each row is drafted.
 
-        Looks where `root` wants it, leaves out what was never seen.
+        Evaluates the target where `root` requires it; rows without any prediction are not drafted.
         """
         levels = self.window.levels(progress, context)
-        wanted = self.root.wanted(context, progress)
-        context.look(context, [row for row, deep in enumerate(levels) if deep and wanted[row]])
+        rows_to_refresh = self.root.rows_to_refresh(context, progress)
+        context.look(
+            context, [row for row, level in enumerate(levels) if level and rows_to_refresh[row]]
+        )
         rows = zip(levels, context.known.ever, strict=True)
-        progress.levels = [deep if ever else 0 for deep, ever in rows]
+        progress.levels = [level if ever else 0 for level, ever in rows]
         return progress.levels
 
 
@@ -81,8 +83,7 @@ class PredictionDrafter(WindowDrafter):
 class Frozen(PredictionDrafter):
     """Draft every state ahead with the newest prediction at a committed one.
 
-    Exact with any verifier that is. A row of which nothing was seen yet, and is not refreshed,
-    drafts nothing.
+    Exact with any exact verifier. A row without a prediction that is not refreshed drafts nothing.
     """
 
     def propose(self, context: Trajectory, state: Progress) -> Draft:
@@ -94,47 +95,47 @@ class Frozen(PredictionDrafter):
 
         def distribution(depth: int, x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
             mean = self.freeze.mean(kernel, memory, x, step)
-            return opening(context, depth, x, step, mean)
+            return next_distribution(context, depth, x, step, mean)
 
         return unroll(context, tree, levels, distribution, self.kind)
 
 
-def opening(
+def next_distribution(
     context: Trajectory, depth: int, x: Tensor, step: Tensor, mean: Tensor
 ) -> tuple[Tensor, Tensor]:  # (B, W, *E), std broadcasting
-    """The distribution of a state drafted with `mean`; the target's own where that is known already.
+    """The distribution of a state drafted with `mean`, or the target's own where it is known.
 
-    A network that predicts its own std is taken to keep the ratio of that to the kernel's.
+    A network that predicts its own std is assumed to keep its ratio to the kernel's.
     """
-    known, std = context.known, context.kernel.deviation(step, x)
+    known, std = context.known, context.kernel.std_at(step, x)
     own = None
     if known.prediction.std is not None:
         own = known.prediction.std[:, None]
-        seen = torch.tensor(known.step, device=x.device)[:, None]
-        table = context.kernel.deviation(seen, own)
+        at = torch.tensor(known.step, device=x.device)[:, None]
+        table = context.kernel.std_at(at, own)
         ratio = torch.where(table > 0, own / table.clamp_min(1e-30), torch.ones_like(own))
         std = ratio * std
     if depth or not any(known.fresh):
         return mean, std
     fresh = torch.tensor(known.fresh, device=x.device).reshape(-1, *(1,) * (x.dim() - 1))
     clean = context.kernel.mean(x, known.prediction.clean[:, None], step)
-    sure = std if own is None else torch.where(fresh, own, std)
-    return torch.where(fresh, clean, mean), sure
+    deviation = std if own is None else torch.where(fresh, own, std)
+    return torch.where(fresh, clean, mean), deviation
 
 
-PACED = Window(pace=Mismatch())
+MISMATCH_WINDOW = Window(pace=Mismatch())
 
 
 def with_old_predictions(
     architecture: Callable[[Kit], Drafter],
     verifier: Verifier,
-    execution: Window = PACED,
+    execution: Window = MISMATCH_WINDOW,
     options: Mapping[str, Any] = {"freeze": "clean", "root": "prefetch"},
     **parts: Any,
 ) -> Recipe:
-    """A recipe whose drafts follow what the target predicted before, as far as that should hold.
+    """A recipe that drafts from the target's earlier predictions, as deep as those should hold.
 
-    `parts` are further fields.
+    `parts` are further fields of the recipe.
     """
     return Recipe(
         architecture=architecture,
@@ -148,23 +149,23 @@ def with_old_predictions(
 
 
 def prediction_options(kit: Kit) -> tuple[Freeze, Root]:
-    """Options `freeze`, where the recipe has it (else the clean sample), and `root`."""
-    freeze = chosen("freeze", kit.options.get("freeze", "clean"), FREEZES)
-    return freeze, chosen("root", kit.options["root"], ROOTS)
+    """The options `freeze`, if the recipe has it (default: the clean sample), and `root`."""
+    freeze = choose_option("freeze", kit.options.get("freeze", "clean"), FREEZES)
+    return freeze, choose_option("root", kit.options["root"], ROOTS)
 
 
 def frozen_prediction(kit: Kit) -> Drafter:
-    """What the target predicted last."""
+    """The target's last prediction."""
     return Frozen(window_of(kit), *prediction_options(kit))
 
 
 def frozen_clean_sample(kit: Kit) -> Drafter:
-    """The clean sample that the target predicted last: exchangeable increments."""
+    """The target's last clean sample: exchangeable increments."""
     return Frozen(window_of(kit), *prediction_options(kit))
 
 
 def frozen_with_one_deviation(kit: Kit) -> Drafter:
-    """What the target predicted last, for verifiers that couple along the line of two means.
+    """The target's last prediction, for verifiers that couple along the line of two means.
 
     The clean sample, unless the recipe has an option `freeze`. Raises ValueError where the network
     predicts the standard deviations of its steps.

@@ -1,4 +1,4 @@
-"""Which outputs of a denoising network are forecast, and how their forwards are taken over.
+"""The outputs of a denoising network that are forecast, and the override of module forwards.
 
 Forecast are the outputs of attention and feed-forward layers, before the gates of adaptive layer
 norms: gates, shifts and residual sums are computed in every step, with the true time. A block that
@@ -20,7 +20,7 @@ from mmspec.drafters.forecast.forecast import Factors
 _STACKS = ("transformer_blocks", "single_transformer_blocks", "blocks", "layers")
 _ATTENTION = ("attn", "attn1", "attn2", "attention")
 _LAYERS = (*_ATTENTION, "ff", "ffn", "feed_forward", "ff_context", "img_mlp", "txt_mlp")
-_FUSED = "proj_out"  # of a block that has these as well, idle while it is forecast:
+_FUSED = "proj_out"  # of a block with these layers, which are idle while it is forecast:
 _IDLE = ("attn", "proj_mlp", "act_mlp")
 _SHARED = ("txt_ids", "img_ids", "image_rotary_emb")  # one for all rows, whatever their length
 
@@ -47,12 +47,12 @@ class Forecast:
             part.record(feature, scale, rows)
 
     def forecast(self, weights: Tensor) -> Any:
-        return like(self.template, [part.forecast(weights) for part in self.parts])
+        return rebuild_output(self.template, [part.forecast(weights) for part in self.parts])
 
 
 @dataclass
 class Idle:
-    """An output that nobody reads while a later one is forecast: zeros, without any memory."""
+    """An output that is not used while a later one is forecast: zeros, without storage."""
 
     template: Any = None
 
@@ -62,24 +62,24 @@ class Idle:
 
     def forecast(self, weights: Tensor) -> Any:
         zeros = [part.new_zeros(()).expand(part.shape) for part in tensors(self.template)]
-        return like(self.template, zeros)
+        return rebuild_output(self.template, zeros)
 
 
 @dataclass(frozen=True)
-class Places:
-    """The modules of a network that forecasting concerns."""
+class ForecastModules:
+    """The modules of a network that are forecast."""
 
     modules: tuple[tuple[nn.Module, type[Forecast] | type[Idle]], ...]
     last: nn.Module | None  # the block whose forecast is checked
 
 
-def places(network: nn.Module, lite: bool = False) -> Places:
-    """The places in a transformer: the layers of all blocks.
+def find_modules(network: nn.Module, lite: bool = False) -> ForecastModules:
+    """The layers of all blocks of a transformer.
 
-    With `lite` those of the last block, and the output of the one before, which stands for all
-    others. Raises ValueError where there are no blocks of a known kind.
+    With `lite`: the layers of the last block, and the output of the block before it, which replaces
+    all earlier ones. Raises ValueError where there are no blocks of a known type.
     """
-    blocks = stacked(network)
+    blocks = transformer_blocks(network)
     found: list[tuple[nn.Module, type[Forecast] | type[Idle]]] = []
     if lite:
         found += [(block, Idle) for block in blocks[:-2]]
@@ -99,14 +99,14 @@ def places(network: nn.Module, lite: bool = False) -> Places:
             found += [(layer, Forecast) for layer in layers]
     if not blocks:
         raise ValueError(
-            f"{type(network).__name__} is no stack of transformer blocks; use lite=True with the "
-            "recipe taylorseer, which forecasts the output of the whole network"
+            f"{type(network).__name__} is not a stack of transformer blocks; use lite=True with "
+            "the recipe taylorseer, which forecasts the output of the whole network"
         )
-    return Places(tuple(found), blocks[-1])
+    return ForecastModules(tuple(found), blocks[-1])
 
 
-def stacked(network: nn.Module) -> list[nn.Module]:
-    """The transformer blocks of a network, in the order they run."""
+def transformer_blocks(network: nn.Module) -> list[nn.Module]:
+    """The transformer blocks of a network, in execution order."""
     stacks = [stack for name, stack in network.named_children() if name in _STACKS]
     return [block for stack in stacks if isinstance(stack, nn.ModuleList) for block in stack]
 
@@ -120,79 +120,84 @@ def tensors(output: Any) -> list[Tensor]:
     return [part for value in nested for part in tensors(value)]
 
 
-def like(template: Any, parts: list[Tensor]) -> Any:
-    """An output built as `template`, of other tensors."""
-    return _filled(template, iter(parts))
+def rebuild_output(template: Any, parts: list[Tensor]) -> Any:
+    """An output with the structure of `template` and other tensors."""
+    return _fill_template(template, iter(parts))
 
 
-def _filled(template: Any, fresh: Iterator[Tensor]) -> Any:
+def _fill_template(template: Any, fresh: Iterator[Tensor]) -> Any:
     if isinstance(template, Tensor):
         return next(fresh)
     if isinstance(template, Mapping):
-        return type(template)(**{name: _filled(part, fresh) for name, part in template.items()})
+        return type(template)(
+            **{name: _fill_template(part, fresh) for name, part in template.items()}
+        )
     if isinstance(template, list | tuple):
-        return type(template)(_filled(part, fresh) for part in template)
+        return type(template)(_fill_template(part, fresh) for part in template)
     return template
 
 
-class TakenOver:
-    """A forward in place of a module's own, which it can call. `restore` leaves no trace."""
+class ForwardOverride:
+    """Replaces the forward of a module by one that can call the original; `restore` undoes it."""
 
     def __init__(
         self,
         module: nn.Module,
         body: Callable[..., Any],
-        through: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
+        compile_with: Callable[[Callable[..., Any]], Callable[..., Any]] | None = None,
     ) -> None:
-        """`body(original, *args, **kwargs)` is the new forward; `through` compiles the original.
+        """`body(original, *args, **kwargs)` is the new forward; `compile_with` compiles `original`.
 
-        A module that is compiled in place is called past its forward, and taken over there.
+        A module that is compiled in place is called through its compiled call, which is replaced
+        instead.
         """
-        update_wrapper(self, module.forward)  # keeps the signature, which pipelines look at
+        update_wrapper(self, module.forward)  # keeps the signature, which pipelines inspect
         self.place = "forward" if module._compiled_call_impl is None else "_compiled_call_impl"
         self.module, self.body, self.replaced = module, body, getattr(module, self.place)
-        self.original = self.replaced if through is None else through(self.replaced)
-        self.was_own = self.place in vars(module)
+        self.original = self.replaced if compile_with is None else compile_with(self.replaced)
+        self.had_own = self.place in vars(module)
         setattr(module, self.place, self)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         return self.body(self.original, *args, **kwargs)
 
     def restore(self) -> None:
-        if self.was_own:
+        if self.had_own:
             setattr(self.module, self.place, self.replaced)
         else:
             delattr(self.module, self.place)
 
 
-def is_taken_over(module: nn.Module) -> bool:
-    return any(isinstance(one, TakenOver) for one in (module.forward, module._compiled_call_impl))
+def is_overridden(module: nn.Module) -> bool:
+    return any(
+        isinstance(one, ForwardOverride) for one in (module.forward, module._compiled_call_impl)
+    )
 
 
-def of_rows(value: Any, rows: Tensor, count: int) -> Any:
+def select_rows(value: Any, rows: Tensor, count: int) -> Any:
     """The part of a network's argument that belongs to some of its `count` rows."""
     if isinstance(value, Tensor):
         return value[rows] if value.dim() and value.shape[0] == count else value
     if isinstance(value, Mapping):
         return {
-            name: part if name in _SHARED else of_rows(part, rows, count)
+            name: part if name in _SHARED else select_rows(part, rows, count)
             for name, part in value.items()
         }
     if isinstance(value, list | tuple):
-        return type(value)(of_rows(part, rows, count) for part in value)
+        return type(value)(select_rows(part, rows, count) for part in value)
     return value
 
 
-def merged(base: Any, part: Any, rows: Tensor) -> Any:
+def replace_rows(base: Any, part: Any, rows: Tensor) -> Any:
     """An output in which `rows` (R',) are replaced by those of `part`."""
     pairs = zip(tensors(base), tensors(part), strict=True)
-    return like(base, [whole.index_copy(0, rows, new) for whole, new in pairs])
+    return rebuild_output(base, [whole.index_copy(0, rows, new) for whole, new in pairs])
 
 
-def flattened(output: Any, groups: int) -> Tensor:
-    """All numbers of each group of rows, (G, M) float32; row r belongs to group r mod G.
+def flatten_groups(output: Any, groups: int) -> Tensor:
+    """All values of each group of rows, (G, M) float32; row r belongs to group r mod G.
 
-    Guidance by doubling the batch puts the halves of a sample G rows apart.
+    Guidance by doubling the batch puts the two rows of a sample G rows apart.
     """
     flat = torch.cat([part.flatten(1).float() for part in tensors(output)], 1)
     return flat.reshape(-1, groups, flat.shape[1]).transpose(0, 1).flatten(1)

@@ -1,9 +1,9 @@
-"""Extrapolates features over the steps of a sampler, from the steps that were computed in full.
+"""Extrapolation of features over the steps of a sampler, from the steps computed in full.
 
     full at step   3        5              computed: F(3), F(5)
     forecast at             6    7         F(5) + 1 (F(5) - F(3)) / 2,  F(5) + 2 (F(5) - F(3)) / 2
 
-Every row of the batch has a history of its own, since each may be computed in full at other steps.
+Every row of the batch has its own history, since rows may be computed in full at different steps.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor
 
 
 class Basis(Protocol):
-    """Which differences of features are kept, and how they add up to a forecast.
+    """Which differences of features are stored, and their weights in a forecast.
 
     `nodes` (R, order + 1) are the steps computed in full, the newest first.
     """
@@ -31,7 +31,7 @@ class Taylor:
     """TaylorSeer (Liu et al. 2025): all differences over the latest spacing, weights k^j / j!.
 
     Exact for features affine in the step. Of order 2 and more it is not exact even for polynomials:
-    differences look back, so c k^2 is missed by h k c.
+    differences are backward, so c k^2 is missed by h k c.
     """
 
     def divisors(self, now: int, nodes: Tensor) -> Tensor:
@@ -57,20 +57,20 @@ class Newton:
 
 @dataclass
 class Timeline:
-    """When each of R rows was last computed in full; shared by all features of a network."""
+    """The steps at which each of R rows was computed in full, for all features of a network."""
 
     basis: Basis
-    nodes: Tensor  # (R, order + 1) float32, newest first; meaningless from `known` on
-    known: Tensor  # (R,) int64, full steps that count so far, at most order + 1
-    start: int = 0  # the first step that is compared with the one before
+    nodes: Tensor  # (R, order + 1) float32, newest first; undefined from `known` on
+    known: Tensor  # (R,) int64, usable full steps, at most order + 1
+    start: int = 0  # the first step with differences to the one before
 
     @classmethod
     def begin(
         cls, basis: Basis, order: int, rows: int, device: torch.device, start: int = 0
     ) -> Timeline:
-        """Nothing computed yet. Raises ValueError for a negative order.
+        """An empty timeline. Raises ValueError for a negative order.
 
-        A step before `start` is taken in by itself, without differences to what came before.
+        A step before `start` is recorded without differences to earlier ones.
         """
         if order < 0:
             raise ValueError(f"order={order} is negative; 0 repeats features, 1 extends lines")
@@ -82,12 +82,12 @@ class Timeline:
         return self.nodes.shape[1] - 1
 
     def weights(self, step: int) -> Tensor:  # (R, order + 1)
-        """How much each factor counts in a forecast of `step`; 0 where a row lacks it."""
+        """Weight of each factor in a forecast of `step`; 0 where a row lacks it."""
         index = torch.arange(self.order + 1, device=self.nodes.device)
         return self.basis.weights(step, self.nodes) * (index < self.known[:, None])
 
     def advance(self, step: int, rows: Tensor) -> Tensor:  # (R',) -> (R', order)
-        """Note that `rows` are computed at `step`; what to multiply their differences by."""
+        """Record that `rows` are computed at `step`; returns the scale of their differences."""
         nodes, known = self.nodes[rows], self.known[rows] * int(step >= self.start)
         index = torch.arange(self.order, device=nodes.device)
         is_known = index < known[:, None]
@@ -105,14 +105,14 @@ class Factors:
     values: list[Tensor] = field(default_factory=list)
 
     def record(self, feature: Tensor, scale: Tensor, rows: Tensor | None) -> None:
-        """Take in a feature (R', *F) of `rows` (R',), or of all; `scale` is `advance`'s."""
+        """Record a feature (R', *F) of `rows` (R',), or of all, with the scale of `advance`."""
         if not self.values:
             self.values = [feature]
             return
         fresh = [feature]
         for j in range(min(scale.shape[1], len(self.values))):
             old = self.values[j] if rows is None else self.values[j][rows]
-            fresh.append((fresh[j] - old) * _beside(scale[:, j], feature))
+            fresh.append((fresh[j] - old) * _scale_rows(scale[:, j], feature))
         if rows is None:
             self.values = fresh
             return
@@ -126,10 +126,10 @@ class Factors:
         """The sum of the factors, weighted per row."""
         total = self.values[0].clone()
         for j, value in enumerate(self.values[1:], 1):
-            total += _beside(weights[:, j], value) * value
+            total += _scale_rows(weights[:, j], value) * value
         return total
 
 
-def _beside(values: Tensor, like: Tensor) -> Tensor:
-    """One number per row (R,), shaped and typed to multiply `like` (R, *F)."""
-    return values.to(like.dtype).reshape(-1, *(1,) * (like.dim() - 1))
+def _scale_rows(values: Tensor, rebuild_output: Tensor) -> Tensor:
+    """One value per row (R,), with the shape and type to multiply `like` (R, *F)."""
+    return values.to(rebuild_output.dtype).reshape(-1, *(1,) * (rebuild_output.dim() - 1))

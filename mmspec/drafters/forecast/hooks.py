@@ -1,9 +1,8 @@
-"""Puts forecasting onto the network of a pipeline, for one sampling call, whatever the scheduler.
+"""Attaches forecasting to the network of a pipeline, for one sampling call and any scheduler.
 
-The network is called as ever; in a step that the gate leaves to a forecast, its layers answer with
-an extrapolation instead of computing. SpeCa (Liu et al. 2025) checks such a step by computing the
-last block as well, on the same input. Lossy: the sampler is given other predictions than the
-network's own.
+The network is called as usual; in a forecast step its layers return an extrapolation instead of
+computing. SpeCa (Liu et al. 2025) checks such a step by also computing the last block, on the same
+input. Lossy: the sampler receives other predictions than the network's own.
 
     step        0   1   2   3   4
     sample 0    F   t   t   R   t     F in full, t by forecast, R forecast, checked, rejected and
@@ -22,30 +21,35 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from mmspec.drafters.forecast.compiled import check_layers, compiler_of, copied, own
+from mmspec.drafters.forecast.compiled import (
+    check_layers,
+    compiler_of,
+    copy_output,
+    unwrap_compiled,
+)
 from mmspec.drafters.forecast.features import (
     Feature,
     Forecast,
-    Places,
-    TakenOver,
-    flattened,
-    is_taken_over,
-    merged,
-    of_rows,
-    places,
+    ForecastModules,
+    ForwardOverride,
+    find_modules,
+    flatten_groups,
+    is_overridden,
+    replace_rows,
+    select_rows,
     tensors,
 )
 from mmspec.drafters.forecast.forecast import Basis, Newton, Taylor, Timeline
 from mmspec.drafters.forecast.steps import StepClock, check_finite, networks_of, time_of
-from mmspec.errors import chosen
+from mmspec.errors import choose_option
 from mmspec.recipe import Kit
 from mmspec.targets.continuous.forecast_error import Metric
-from mmspec.targets.continuous.forecast_schedule import ForecastSchedule, Past
+from mmspec.targets.continuous.forecast_schedule import ForecastSchedule, SampleHistory
 
 
 @runtime_checkable
 class ForecastJudge(Protocol):
-    """What is done about the errors of forecasts (`mmspec.verifiers.forecast_gate`)."""
+    """How the errors of forecasts are handled (`mmspec.verifiers.forecast_gate`)."""
 
     @property
     def schedule(self) -> ForecastSchedule: ...
@@ -59,9 +63,9 @@ class ForecastJudge(Protocol):
 
 @dataclass(frozen=True)
 class Extrapolation:
-    """What a recipe forecasts, and how.
+    """What a recipe forecasts, and with which basis.
 
-    `lite` forecasts little: the output of the whole network, which takes any network; or, where
+    `lite` forecasts less: the output of the whole network, which works for any network; or, where
     forecasts are checked, the state before the last block and the layers of that block.
     """
 
@@ -85,16 +89,17 @@ class Extrapolation:
 
 @dataclass(frozen=True)
 class Forecasting:
-    """Forecasts under a gate, ready to be put onto a network."""
+    """Forecasts under a gate, ready to be attached to a network."""
 
     gate: ForecastJudge
-    how: Extrapolation = field(default_factory=Extrapolation)
+    extrapolation: Extrapolation = field(default_factory=Extrapolation)
 
-    def attach(self, pipe: Any, samples: int | None = None) -> Attached:
-        """Take over the networks of a diffusers pipeline; calling the result gives them back.
+    def attach(self, pipe: Any, samples: int | None = None) -> AttachedNetworks:
+        """Override the networks of a diffusers pipeline; calling the result restores them.
 
-        One attachment serves one call of the pipeline. `samples` is how many images that makes: it
-        tells the halves of guidance apart from other images (None: every row is an image).
+        One attachment serves one call of the pipeline. `samples` is the number of images of that
+        call: it distinguishes the two branches of guidance from other images (None: every row is an
+        image).
         """
         statistics, clock = Statistics(), StepClock()
 
@@ -102,7 +107,7 @@ class Forecasting:
             steps = lambda: len(pipe.scheduler.timesteps)  # noqa: E731, set by the call to come
             return self.attach_to(network, steps, samples, clock, statistics)
 
-        return Attached.to(networks_of(pipe), one, statistics)
+        return AttachedNetworks.to(networks_of(pipe), one, statistics)
 
     def attach_to(
         self,
@@ -112,14 +117,18 @@ class Forecasting:
         clock: StepClock | None = None,
         statistics: Statistics | None = None,
     ) -> Attachment:
-        """Take over a network that is to be called for `steps()` steps.
+        """Override a network that will be called for `steps()` steps.
 
-        Experts that take turns share a `clock` and their `statistics`.
+        Alternating experts share a `clock` and their `statistics`.
         """
-        if is_taken_over(network):
-            raise ValueError(f"{type(own(network)).__name__} is already forecast; detach it first")
+        if is_overridden(network):
+            raise ValueError(
+                f"{type(unwrap_compiled(network)).__name__} is already forecast; detach it first"
+            )
         if getattr(network, "is_cache_enabled", False):
-            raise ValueError("the network has a cache of diffusers on; call disable_cache() first")
+            raise ValueError(
+                "the network has a cache of diffusers enabled; call disable_cache() first"
+            )
         return Attachment(
             self, network, steps, samples, clock or StepClock(), statistics or Statistics()
         )
@@ -127,17 +136,17 @@ class Forecasting:
 
 @dataclass
 class Statistics:
-    """What became of the steps, counted per sample and per call of the network within a step."""
+    """Numbers of steps, counted per sample and per call of the network within a step."""
 
     full: int = 0  # computed, rejected ones included
-    forecast: int = 0  # kept as forecast
+    forecast: int = 0  # by forecast
     rejected: int = 0
     errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) of all checks
 
 
 @dataclass
-class Attached:
-    """All networks of a pipeline, taken over; call it to give them back."""
+class AttachedNetworks:
+    """All overridden networks of a pipeline; call it to restore them."""
 
     each: list[Callable[[], None]]
     statistics: Statistics
@@ -148,8 +157,8 @@ class Attached:
         networks: Sequence[nn.Module],
         one: Callable[[nn.Module], Callable[[], None]],
         statistics: Statistics,
-    ) -> Attached:
-        """Take over every network, or none where one of them is refused."""
+    ) -> AttachedNetworks:
+        """Override every network, or none where one of them is rejected."""
         taken = cls([], statistics)
         try:
             for network in networks:
@@ -168,18 +177,18 @@ class Mode(Enum):
     """What the layers do in one pass through the network."""
 
     FULL = "compute and record"
-    FORECAST = "answer with a forecast"
+    FORECAST = "return a forecast"
     EXACT = "compute only"
 
 
 @dataclass
-class ForecastCourse:
-    """One series of calls, one per step: with guidance by two calls there are two of them."""
+class CallSeries:
+    """One series of calls, one per step: guidance by two calls per step makes two of them."""
 
     rows: int
     timeline: Timeline
     features: list[Feature]
-    pasts: list[Past]  # per group of rows
+    pasts: list[SampleHistory]  # per group of rows
 
 
 class Attachment:
@@ -195,49 +204,53 @@ class Attachment:
         statistics: Statistics,
     ) -> None:
         self.statistics, self._clock = statistics, clock
-        self._gate, self._how = forecasting.gate, forecasting.how
+        self._gate, self._extrapolation = forecasting.gate, forecasting.extrapolation
         self._steps, self._samples = steps, samples
-        self._checked = self._gate.schedule.has_checks
-        self._whole = self._how.lite and not self._checked  # the output is the only feature
-        self._inner, through = own(network), compiler_of(network)
+        self._has_checks = self._gate.schedule.has_checks
+        self._forecasts_output = (
+            self._extrapolation.lite and not self._has_checks
+        )  # the output is the only feature
+        self._inner, compile_with = unwrap_compiled(network), compiler_of(network)
         self._signature = inspect.signature(self._inner.forward)
-        self._places = Places((), None)
-        if not self._whole:
+        self._modules = ForecastModules((), None)
+        if not self._forecasts_output:
             check_layers(self._inner)
-            self._places = places(self._inner, self._how.lite)
-        self._is_compiled = through is not None or network._compiled_call_impl is not None
-        self._courses: list[ForecastCourse] = []
+            self._modules = find_modules(self._inner, self._extrapolation.lite)
+        self._is_compiled = compile_with is not None or network._compiled_call_impl is not None
+        self._series: list[CallSeries] = []
         self._step, self._ordinal = -1, 0  # of the last call
-        self._course: ForecastCourse  # of the call under way, and how it is run:
+        self._current: CallSeries  # of the current call, and its mode:
         self._mode, self._checks = Mode.EXACT, False
         self._rows: Tensor | None = None
         self._scale = self._weights = self._errors = torch.empty(0)
-        self._taken = [TakenOver(network, self._network)]
-        for index, (module, _) in enumerate(self._places.modules):
-            self._taken.append(TakenOver(module, self._layer(index), through))
-        if self._places.last is not None and self._checked:
-            self._taken.append(TakenOver(self._places.last, self._last_block))
+        self._overrides = [ForwardOverride(network, self._network)]
+        for index, (module, _) in enumerate(self._modules.modules):
+            self._overrides.append(ForwardOverride(module, self._layer(index), compile_with))
+        if self._modules.last is not None and self._has_checks:
+            self._overrides.append(ForwardOverride(self._modules.last, self._last_block))
 
     def __call__(self) -> None:
-        """Give the network back as it was."""
-        for taken in reversed(self._taken):
+        """Restore the network."""
+        for taken in reversed(self._overrides):
             taken.restore()
-        self._taken, self._courses = [], []
+        self._overrides, self._series = [], []
 
     def _network(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The forward of the network: one step of one course."""
+        """The forward of the network: one step of one series."""
         call = self._signature.bind(*args, **kwargs)
         if self._is_compiled:  # as a whole, or its layers one by one
-            original = copied(original) if self._whole else self._inner
-        whole = partial(original, *args, **kwargs)  # as it was called: compiled code tells the way
-        course = self._course = self._find(call.arguments)
+            original = copy_output(original) if self._forecasts_output else self._inner
+        whole = partial(
+            original, *args, **kwargs
+        )  # with the original calling convention: compiled code depends on it
+        series = self._current = self._find(call.arguments)
         schedule, progress = self._gate.schedule, self._step / max(self._steps(), 1)
-        full = [schedule.wants_full(past, progress) for past in course.pasts]
+        full = [schedule.needs_full_step(past, progress) for past in series.pasts]
         output: Any = None
         errors: list[float | None] = [None] * len(full)
         if not all(full):
             checked = [
-                not f and schedule.checks(p) for f, p in zip(full, course.pasts, strict=True)
+                not f and schedule.is_checked(p) for f, p in zip(full, series.pasts, strict=True)
             ]
             output, errors = self._by_forecast(whole, checked)
             if self._gate.rollback:
@@ -248,31 +261,31 @@ class Attachment:
         if any(full):
             output = self._in_full(original, call, whole, full, output)
         check_finite(output, self._step)
-        course.pasts = [
-            past.in_full() if f else past.by_forecast(error)
-            for past, f, error in zip(course.pasts, full, errors, strict=True)
+        series.pasts = [
+            past.after_full_step() if f else past.after_forecast(error)
+            for past, f, error in zip(series.pasts, full, errors, strict=True)
         ]
         self.statistics.full += sum(full)
         self.statistics.forecast += len(full) - sum(full)
         return output
 
-    def _find(self, arguments: dict[str, Any]) -> ForecastCourse:
-        """The course a call belongs to: the k-th call at one time is a step of course k."""
-        step = self._clock.see(time_of(arguments))
+    def _find(self, arguments: dict[str, Any]) -> CallSeries:
+        """The series of a call: the k-th call at one time belongs to series k."""
+        step = self._clock.step_at(time_of(arguments))
         self._ordinal = self._ordinal + 1 if step == self._step else 0
         self._step = step
         states = next(iter(arguments.values()))
-        if self._ordinal == len(self._courses):
-            self._courses.append(self._begin(states))
-        elif self._courses[self._ordinal].rows != len(states):
-            self._courses[self._ordinal] = self._begin(states)  # guidance went on or off
-        return self._courses[self._ordinal]
+        if self._ordinal == len(self._series):
+            self._series.append(self._begin(states))
+        elif self._series[self._ordinal].rows != len(states):
+            self._series[self._ordinal] = self._begin(states)  # guidance was switched on or off
+        return self._series[self._ordinal]
 
-    def _begin(self, states: Tensor) -> ForecastCourse:
+    def _begin(self, states: Tensor) -> CallSeries:
         rows, groups = len(states), 1
-        if not isinstance(states, Tensor) and (self._gate.per_sample or self._whole):
+        if not isinstance(states, Tensor) and (self._gate.per_sample or self._forecasts_output):
             raise ValueError(
-                "this network takes a list of states, one for each picture, so all are forecast or "
+                "this network takes a list of states, one for each image, so all are forecast or "
                 "computed together: use the recipe taylorseer without lite, or speca with "
                 "per_sample=False"
             )
@@ -280,25 +293,27 @@ class Attachment:
             groups = rows if self._samples is None else self._samples
             if rows % groups:
                 raise ValueError(
-                    f"the network is shown {rows} rows, no multiple of samples={groups}; attach "
-                    "with the number of images that the call makes"
+                    f"the network receives {rows} rows, not a multiple of samples={groups}; attach "
+                    "with the number of images of the call"
                 )
         start = self._step + self._gate.schedule.warm_up - 1  # as in the published code
         device = tensors(states)[0].device
-        timeline = Timeline.begin(self._how.basis, self._how.order, rows, device, start)
-        features: list[Feature] = [kind() for _, kind in self._places.modules]
-        if self._whole:
+        timeline = Timeline.begin(
+            self._extrapolation.basis, self._extrapolation.order, rows, device, start
+        )
+        features: list[Feature] = [kind() for _, kind in self._modules.modules]
+        if self._forecasts_output:
             features = [Forecast()]
-        return ForecastCourse(rows, timeline, features, [Past()] * groups)
+        return CallSeries(rows, timeline, features, [SampleHistory()] * groups)
 
     def _by_forecast(
         self, whole: Callable[[], Any], checked: list[bool]
     ) -> tuple[Any, list[float | None]]:
         """A pass by forecast over all rows, and the errors of the groups that are checked."""
-        course, self._checks = self._course, any(checked)
-        self._mode, self._weights = Mode.FORECAST, course.timeline.weights(self._step)
-        if self._whole:
-            return course.features[0].forecast(self._weights), [None] * len(checked)
+        series, self._checks = self._current, any(checked)
+        self._mode, self._weights = Mode.FORECAST, series.timeline.weights(self._step)
+        if self._forecasts_output:
+            return series.features[0].forecast(self._weights), [None] * len(checked)
         output = whole()
         if not self._checks:
             return output, [None] * len(checked)
@@ -315,27 +330,27 @@ class Attachment:
         full: list[bool],
         output: Any,
     ) -> Any:
-        """Compute the rows of the groups in `full`; the others are as in `output`."""
-        course, device = self._course, self._course.timeline.nodes.device
-        wanted = torch.tensor(full, device=device).repeat(course.rows // len(full))
-        rows = wanted.nonzero()[:, 0]
+        """Compute the rows of the groups in `full`; the others are taken from `output`."""
+        series, device = self._current, self._current.timeline.nodes.device
+        is_full = torch.tensor(full, device=device).repeat(series.rows // len(full))
+        rows = is_full.nonzero()[:, 0]
         self._mode, self._rows = Mode.FULL, None if all(full) else rows
-        self._scale = course.timeline.advance(self._step, rows)
+        self._scale = series.timeline.advance(self._step, rows)
         if self._rows is None:
             computed = whole()
         else:
-            part = of_rows(dict(call.arguments), rows, course.rows)
+            part = select_rows(dict(call.arguments), rows, series.rows)
             call = inspect.BoundArguments(call.signature, part)
             computed = original(*call.args, **call.kwargs)
-        if self._whole:
-            course.features[0].record(computed, self._scale, self._rows)
-        return computed if self._rows is None else merged(output, computed, rows)
+        if self._forecasts_output:
+            series.features[0].record(computed, self._scale, self._rows)
+        return computed if self._rows is None else replace_rows(output, computed, rows)
 
     def _layer(self, index: int) -> Callable[..., Any]:
         """The forward of one layer inside a block."""
 
         def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            feature = self._course.features[index]
+            feature = self._current.features[index]
             if self._mode is Mode.FORECAST:
                 return feature.forecast(self._weights)
             output = original(*args, **kwargs)
@@ -346,14 +361,16 @@ class Attachment:
         return forward
 
     def _last_block(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """The forward of the last block: by forecast, and computed to see how far that is off."""
+        """The forward of the last block: by forecast, and computed to measure the error."""
         output = original(*args, **kwargs)
         if self._mode is Mode.FORECAST and self._checks:
             self._mode = Mode.EXACT
             exact = original(*args, **kwargs)
             self._mode = Mode.FORECAST
-            groups = len(self._course.pasts)
-            self._errors = self._gate.metric(flattened(output, groups), flattened(exact, groups))
+            groups = len(self._current.pasts)
+            self._errors = self._gate.metric(
+                flatten_groups(output, groups), flatten_groups(exact, groups)
+            )
         return output
 
 
@@ -361,7 +378,7 @@ BASES: dict[str, Basis] = {"taylor": Taylor(), "newton": Newton()}
 
 
 def forecast_features(kit: Kit) -> Extrapolation:
-    """Options `basis` ("taylor", "newton"), `order`, and `lite` where the recipe has it."""
+    """The options `basis` ("taylor", "newton"), `order`, and `lite` if the recipe has it."""
     options = kit.options
-    basis = chosen("basis", options["basis"], BASES)
+    basis = choose_option("basis", options["basis"], BASES)
     return Extrapolation(basis, options["order"], options.get("lite", False))

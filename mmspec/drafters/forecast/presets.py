@@ -1,9 +1,9 @@
 """Published settings of forecasts, per model: `accelerate(pipe, "speca", **SPECA["flux"])`.
 
-Those of SpeCa are of the authors' code (Cache4Diffusion), where a rejected step stays, the batch is
-judged as one, and thresholds are of the element-wise relative error. Those of TaylorSeer are of its
-code for DiT (interval 4, order 4) and for FLUX (interval 6; the orders 1 and 2 are both in use);
-those for HunyuanVideo are shared by its ports to Wan.
+SpeCa: the authors' code (Cache4Diffusion), where a rejected step is kept, the batch is judged as
+one, and thresholds are of the element-wise relative error. TaylorSeer: its code for DiT (interval
+4, order 4) and for FLUX (interval 6; orders 1 and 2 are both in use); the settings for HunyuanVideo
+are shared by its ports to Wan.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The networks of a pipeline, and the steps of a sampling call as seen from them."""
+"""The networks of a pipeline, and the steps of a sampling call as seen from the networks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from mmspec.drafters.forecast.features import tensors
 
 NETWORKS = ("transformer", "transformer_2", "unet")
-TIMES = ("timestep", "timesteps", "t")  # what networks call it
+TIMES = ("timestep", "timesteps", "t")  # parameter names of the timestep
 
 
 @dataclass
@@ -22,17 +22,17 @@ class StepClock:
     step: int = -1
     time: list[float] | None = None
 
-    def see(self, time: list[float]) -> int:
-        """The step that a call at `time` belongs to."""
+    def step_at(self, time: list[float]) -> int:
+        """The step of a call at `time`."""
         if time != self.time:
             self.time, self.step = time, self.step + 1
         return self.step
 
 
 def networks_of(pipe: Any) -> list[nn.Module]:
-    """The denoising networks of a pipeline, as it calls them: maybe wrapped by `torch.compile`.
+    """The denoising networks of a pipeline, possibly wrapped by `torch.compile`.
 
-    Two experts that take turns over the steps (Wan 2.2) are both found.
+    Two experts that alternate over the steps (Wan 2.2) are both returned.
     """
     found = [part for name, part in pipe.components.items() if name in NETWORKS]
     networks = [part for part in found if isinstance(part, nn.Module)]
@@ -45,7 +45,7 @@ def networks_of(pipe: Any) -> list[nn.Module]:
 
 
 def check_finite(output: Any, step: int) -> None:
-    """Raises ValueError for NaN or infinite numbers in the output of a network."""
+    """Raises ValueError for NaN or infinite values in the output of a network."""
     if not all(bool(part.isfinite().all()) for part in tensors(output)):
         raise ValueError(
             f"the network's output is NaN or infinite in step {step}; run the model in a wider "
@@ -54,13 +54,13 @@ def check_finite(output: Any, step: int) -> None:
 
 
 def time_of(arguments: Mapping[str, Any]) -> list[float]:
-    """The timesteps that a network is called with, by the names of its own signature."""
+    """The timesteps that a network is called with, from the arguments of its signature."""
     for name in TIMES:
         if name in arguments:
             found: list[float] = torch.as_tensor(arguments[name]).flatten().tolist()
             return found
     raise ValueError(
         f"the network is called without a timestep (none of {', '.join(TIMES)} among "
-        f"{', '.join(arguments)}), so its steps cannot be told apart; this pipeline is not "
+        f"{', '.join(arguments)}), so its steps cannot be distinguished; this pipeline is not "
         "supported"
     )

@@ -1,4 +1,4 @@
-"""The draft length that makes most tokens per second, learned while decoding."""
+"""The draft length with the highest throughput, learned while decoding."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from mmspec.drafters.lengths.length import (
     Fixed,
     Heuristic,
     Length,
-    tries,
-    useful,
+    acceptance_counts,
+    max_useful_length,
 )
 from mmspec.targets.tokens.context import Context
 
 log = logging.getLogger("mmspec")
 
-_START = 3  # tokens drafted until there is something to decide on
-_RAMP = 4  # rounds at _START before plain rounds are measured
-_PLAIN = 2  # plain rounds measured at first
-_EVERY = 64  # then one plain round in so many
+_START = 3  # tokens drafted until timings are known
+_RAMP = 4  # rounds at _START before plain rounds are timed
+_PLAIN = 2  # plain rounds timed at first
+_EVERY = 64  # then one plain round per so many
 _PROOF = 8  # drafted rounds before speculation may be paused
-_TRIAL = 3  # rounds of a probe
-_PAUSE = (16, 1024)  # plain rounds before the first probe, and at most
+_TRIAL = 3  # rounds per probe
+_PAUSE = (16, 1024)  # plain rounds before a probe: at first, at most
 _DECAY = 0.95
-_WINDOW = 15  # timings remembered per size
+_WINDOW = 15  # timings kept per size
 
 
 class Timings(dict[int, tuple[float, ...]]):
-    """The last timings of each size, in tokens of a draft."""
+    """The last timings of each draft length."""
 
     def add(self, size: int, seconds: float) -> None:
         self[size] = (*self.get(size, ())[-_WINDOW:], seconds)
 
     def cost(self, size: int) -> float:
-        """Seconds of a round of this size, linear between the sizes measured.
+        """Seconds of a round of this size: linear between measured sizes, extrapolated beyond them.
 
-        Beyond them it goes on as between the last two, and costs never fall.
+        Costs never decrease with size.
         """
         known = sorted(self)
         if size in self or len(known) == 1:
@@ -57,30 +57,35 @@ class Timings(dict[int, tuple[float, ...]]):
 
 @dataclass
 class Goodput:
-    """What `Auto` has learned: acceptance per position and seconds per round of each length."""
+    """The statistics of `Auto`: acceptance per position and seconds per round of each length."""
 
-    tried: list[float]
-    passed: list[float]
+    num_tested: list[float]
+    num_accepted: list[float]
     seconds: Timings = field(default_factory=Timings)  # by draft length
     batch: int = 0
     rounds: int = 0
-    drafts: int = 0  # rounds in which something was drafted
+    drafted_rounds: int = 0  # rounds with a draft
     next: int = _START
-    paused: bool = False
-    pause: int = _PAUSE[0]
-    until: int = 0  # round at which a pause, or else a probe, ends
-    pauses: int = 0  # how often speculation was switched off
-    plain: int = 0  # rounds decoded plainly because of that
+    is_paused: bool = False
+    pause_rounds: int = _PAUSE[0]
+    ends_at: int = 0  # round at which the pause or the probe ends
+    pauses: int = 0  # how often speculation was paused
+    plain_rounds: int = 0  # rounds decoded without a draft during pauses
 
     def copy(self) -> Goodput:
         seconds = Timings(self.seconds)
-        return replace(self, tried=list(self.tried), passed=list(self.passed), seconds=seconds)
+        return replace(
+            self,
+            num_tested=list(self.num_tested),
+            num_accepted=list(self.num_accepted),
+            seconds=seconds,
+        )
 
     def rates(self) -> list[float]:
-        """P(position i accepted, given the ones before); untried ones take their neighbour's."""
+        """P(position i accepted | all before accepted); untested ones take their neighbour's."""
         rates, rate = [], 0.5
-        for tried, passed in zip(self.tried, self.passed, strict=True):
-            rate = (passed + rate) / (tried + 1)
+        for num_tested, num_accepted in zip(self.num_tested, self.num_accepted, strict=True):
+            rate = (num_accepted + rate) / (num_tested + 1)
             rates.append(rate)
         return rates
 
@@ -92,9 +97,9 @@ class Goodput:
             tokens.append(tokens[-1] + chance)
         return tokens
 
-    def speeds(self, most: int) -> list[float]:
-        """Expected tokens per second and row, up to a little beyond the lengths measured."""
-        top = min(most, max(self.seconds) + 2)
+    def speeds(self, max_length: int) -> list[float]:
+        """Expected tokens per second and row, up to two beyond the measured lengths."""
+        top = min(max_length, max(self.seconds) + 2)
         return [
             tokens / self.seconds.cost(length)
             for length, tokens in enumerate(self.tokens()[: top + 1])
@@ -106,85 +111,93 @@ class Auto(Length):
     """The length with the most expected tokens per second, measured while decoding.
 
     Speculation is paused where plain decoding is faster, with one log message per object, and
-    probed again after pauses that double. `learned` outlives a request: the next starts from it.
+    probed again after pauses that double. `statistics` persist: the next request starts from them.
     """
 
-    most: int = 8
-    learned: Goodput = field(init=False, repr=False)
+    max_length: int = 8
+    statistics: Goodput = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.learned = Goodput([0.0] * self.most, [0.0] * self.most, next=min(_START, self.most))
+        self.statistics = Goodput(
+            [0.0] * self.max_length, [0.0] * self.max_length, next=min(_START, self.max_length)
+        )
 
     def begin(self) -> Goodput:
-        return self.learned.copy()
+        return self.statistics.copy()
 
     def budget(self, state: Goodput, context: Context) -> int:
-        return min(state.next, useful(context))
+        return min(state.next, max_useful_length(context))
 
-    def observe(self, state: Goodput, kept: Round) -> Goodput:
-        self._measure(state, kept)
+    def observe(self, state: Goodput, round_: Round) -> Goodput:
+        self._measure(state, round_)
         if state.seconds:
             state.next = self._choose(state)
-        self.learned = state
+        self.statistics = state
         return state
 
-    def _measure(self, state: Goodput, kept: Round) -> None:
-        if state.batch != len(kept.drafted):  # timings of another batch size say nothing
-            state.seconds, state.batch = Timings(), len(kept.drafted)
+    def _measure(self, state: Goodput, round_: Round) -> None:
+        if state.batch != len(round_.drafted):  # timings hold for one batch size
+            state.seconds, state.batch = Timings(), len(round_.drafted)
         state.rounds += 1
-        spent = sum(seconds for part, seconds in kept.seconds.items() if part != "prefill")
-        depth = min(kept.depth, self.most)
+        spent = sum(seconds for part, seconds in round_.seconds.items() if part != "prefill")
+        depth = min(round_.depth, self.max_length)
         if spent > 0:
             state.seconds.add(depth, spent)
-        seen = tries(kept)
-        state.drafts += bool(seen)
-        for place in range(self.most):
-            tested = sum(accepted >= place and tried > place for accepted, tried in seen)
+        counts = acceptance_counts(round_)
+        state.drafted_rounds += bool(counts)
+        for place in range(self.max_length):
+            tested = sum(
+                accepted >= place and num_tested > place for accepted, num_tested in counts
+            )
             if tested:
-                passed = sum(accepted > place and tried > place for accepted, tried in seen)
-                state.tried[place] = _DECAY * state.tried[place] + tested
-                state.passed[place] = _DECAY * state.passed[place] + passed
+                num_accepted = sum(
+                    accepted > place and num_tested > place for accepted, num_tested in counts
+                )
+                state.num_tested[place] = _DECAY * state.num_tested[place] + tested
+                state.num_accepted[place] = _DECAY * state.num_accepted[place] + num_accepted
 
     def _choose(self, state: Goodput) -> int:
-        if state.paused and state.rounds < state.until:
-            state.plain += 1
+        if state.is_paused and state.rounds < state.ends_at:
+            state.plain_rounds += 1
             return 0
-        speeds = state.speeds(self.most)
+        speeds = state.speeds(self.max_length)
         best = max(range(1, len(speeds)), key=speeds.__getitem__, default=1)
-        if state.paused:  # the pause is over: probe
-            state.paused, state.until = False, state.rounds + _TRIAL
+        if state.is_paused:  # the pause is over: probe
+            state.is_paused, state.ends_at = False, state.rounds + _TRIAL
             return best
-        if state.rounds < state.until:
+        if state.rounds < state.ends_at:
             return best
         if state.rounds < _RAMP:
             return state.next
         if len(state.seconds.get(0, ())) < _PLAIN or state.rounds % _EVERY == 0:
             return 0
-        if speeds[0] >= speeds[best] and state.drafts >= _PROOF:
-            self._halt(state, speeds, best)
+        if speeds[0] >= speeds[best] and state.drafted_rounds >= _PROOF:
+            self._pause(state, speeds, best)
             return 0
-        if state.until and state.rounds > state.until + _EVERY:  # it has paid for a while
-            state.until, state.pause = 0, _PAUSE[0]
+        if (
+            state.ends_at and state.rounds > state.ends_at + _EVERY
+        ):  # it has been faster for a while
+            state.ends_at, state.pause_rounds = 0, _PAUSE[0]
         return best
 
-    def _halt(self, state: Goodput, speeds: Sequence[float], best: int) -> None:
-        """Pause, and forget most of the acceptance seen so far, so that a probe counts."""
+    def _pause(self, state: Goodput, speeds: Sequence[float], best: int) -> None:
+        """Pause, and discount the acceptance counts, so that a probe can change them."""
         if not state.pauses:
             log.warning(
-                "speculation loses time and is paused: plain decoding makes %.1f tokens/s per row, "
-                "drafts of %d would make %.1f (%.0f%% of first drafted tokens are accepted); it is "
-                "probed again after %d rounds, then ever more rarely",
-                *(speeds[0], best, speeds[best], 100 * state.rates()[0], state.pause),
+                "speculation is slower and is paused: plain decoding reaches %.1f tokens/s per "
+                "row, drafts of %d would reach %.1f (%.0f%% of first drafted tokens are "
+                "accepted); it is probed again after %d rounds, then less and less often",
+                *(speeds[0], best, speeds[best], 100 * state.rates()[0], state.pause_rounds),
             )
         state.pauses += 1
-        state.plain += 1
-        state.paused, state.until = True, state.rounds + state.pause
-        state.pause = min(2 * state.pause, _PAUSE[1])
-        for place, tried in enumerate(state.tried):
-            share = min(1.0, 2 / tried) if tried else 0.0
-            state.tried[place] *= share
-            state.passed[place] *= share
+        state.plain_rounds += 1
+        state.is_paused, state.ends_at = True, state.rounds + state.pause_rounds
+        state.pause_rounds = min(2 * state.pause_rounds, _PAUSE[1])
+        for place, num_tested in enumerate(state.num_tested):
+            share = min(1.0, 2 / num_tested) if num_tested else 0.0
+            state.num_tested[place] *= share
+            state.num_accepted[place] *= share
 
 
 _NAMED: dict[str, Callable[[], Length]] = {
@@ -197,7 +210,7 @@ _NAMED: dict[str, Callable[[], Length]] = {
 
 
 def parse(spec: int | str | Length) -> Length:
-    """Read what users write: 5, "auto", "entropy", or a policy of their own."""
+    """Parse a draft length: 5, "auto", "entropy", or a `Length`."""
     if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
         return Fixed(spec)
     if isinstance(spec, str) and spec in _NAMED:
@@ -205,6 +218,6 @@ def parse(spec: int | str | Length) -> Length:
     if isinstance(spec, Length):
         return spec
     raise ValueError(
-        f"length={spec!r} is no draft length; give a number of tokens (0 or more), one of "
+        f"length={spec!r} is not a draft length; give a number of tokens (0 or more), one of "
         f"{', '.join(repr(name) for name in _NAMED)}, or a mmspec.drafters.lengths.length.Length"
     )

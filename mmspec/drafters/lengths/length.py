@@ -1,7 +1,7 @@
-"""How long a draft may be: asked before each draw, never after it.
+"""Draft lengths: policies that decide how many tokens to draft, before each draw.
 
 Whether a position is drafted may depend on anything known before its token is drawn. Dropping a
-drawn token because of its own probability would bias the output, so no policy here sees tokens.
+drawn token because of its own probability would bias the output, so no policy reads tokens.
 """
 
 from __future__ import annotations
@@ -18,37 +18,40 @@ from mmspec.targets.tokens.context import Context
 
 
 class Length:
-    """Decides how far to draft; `most` is the longest draft it may ask for.
+    """Decides how many tokens to draft, at most `max_length`.
 
-    What a policy leaves as it is here has no memory and drafts as far as that.
+    By default a policy has no state and drafts `max_length` tokens.
     """
 
-    most: int
-    least: ClassVar[int] = 1  # the smallest `most` that makes sense
+    max_length: int
+    min_length: ClassVar[int] = 1  # the smallest valid `max_length`
 
     def __post_init__(self) -> None:
-        if self.most < self.least:
-            raise ValueError(f"most={self.most} is no draft length; give {self.least} or more")
+        if self.max_length < self.min_length:
+            raise ValueError(
+                f"max_length={self.max_length} is not a draft length; give {self.min_length} or "
+                "more"
+            )
 
     def begin(self) -> Any:
         return None
 
     def budget(self, state: Any, context: Context) -> int:
-        """Tokens this round, 0 = a plain step."""
-        return min(self.most, useful(context))
+        """Tokens to draft in this round; 0 = a plain step."""
+        return min(self.max_length, max_useful_length(context))
 
-    def more(self, state: Any, distribution: Categorical) -> Tensor | None:
+    def draft_mask(self, state: Any, distribution: Categorical) -> Tensor | None:
         """(B,) bool, whether to draw from `distribution`; None = all rows."""
         return None
 
-    def observe(self, state: Any, kept: Round) -> Any:
+    def observe(self, state: Any, round_: Round) -> Any:
         return state
 
 
-def useful(context: Context) -> int:
-    """The longest draft that can still be kept: every round adds a token of the target's own."""
+def max_useful_length(context: Context) -> int:
+    """The longest draft that can still be accepted: every round adds one token of the target."""
     left = [
-        context.request.room - context.generated(row)
+        context.request.max_new_tokens - context.num_generated(row)
         for row, finished in enumerate(context.finished)
         if not finished
     ]
@@ -57,96 +60,96 @@ def useful(context: Context) -> int:
 
 @dataclass(frozen=True)
 class Fixed(Length):
-    """Always `most` tokens; 0 is plain decoding."""
+    """Always `max_length` tokens; 0 is plain decoding."""
 
-    most: int
-    least: ClassVar[int] = 0
+    max_length: int
+    min_length: ClassVar[int] = 0
 
 
 @dataclass(frozen=True)
 class Heuristic(Length):
-    """Two more after a draft kept whole, else one less (transformers' "heuristic" schedule).
+    """Two more after a fully accepted draft, else one less (transformers' "heuristic" schedule).
 
-    In a batch one whole row is enough to go up, as in BASS.
+    In a batch one fully accepted row is enough to increase, as in BASS.
     """
 
     start: int = 5
-    most: int = 20
+    max_length: int = 20
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.start <= self.most:
-            raise ValueError(f"start={self.start} lies outside 1..most={self.most}")
+        if not 1 <= self.start <= self.max_length:
+            raise ValueError(f"start={self.start} must lie within 1..max_length={self.max_length}")
 
     def begin(self) -> int:
         return self.start
 
     def budget(self, state: int, context: Context) -> int:
-        return min(state, useful(context))
+        return min(state, max_useful_length(context))
 
-    def observe(self, state: int, kept: Round) -> int:
-        seen = tries(kept)
-        if not seen:
+    def observe(self, state: int, round_: Round) -> int:
+        counts = acceptance_counts(round_)
+        if not counts:
             return state
-        whole = any(accepted == tried for accepted, tried in seen)
-        return min(state + 2, self.most) if whole else max(state - 1, 1)
+        whole = any(accepted == num_tested for accepted, num_tested in counts)
+        return min(state + 2, self.max_length) if whole else max(state - 1, 1)
 
 
 @dataclass(frozen=True)
 class AcceptanceBand(Length):
-    """One more while a smoothed share of accepted tokens is above `high`, one less below `low`.
+    """One more while the smoothed acceptance rate is above `high`, one less while below `low`.
 
-    UGSD's block (Xue et al. 2026), whose constants are not public. A block may fill all the room
-    there is: where a gate keeps it, no token of the target's own follows.
+    The block size of UGSD (Xue et al. 2026), whose constants are not public. A block may fill all
+    remaining positions: where a gate accepts it, no token of the target follows.
     """
 
     start: int = 4
-    most: int = 16
+    max_length: int = 16
     low: float = 0.5
     high: float = 0.8
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not 1 <= self.start <= self.most or not 0 <= self.low <= self.high <= 1:
+        if not 1 <= self.start <= self.max_length or not 0 <= self.low <= self.high <= 1:
             raise ValueError(
-                f"start={self.start}, most={self.most}, low={self.low}, high={self.high}; start "
-                "lies within 1..most, and 0 <= low <= high <= 1"
+                f"start={self.start}, max_length={self.max_length}, low={self.low}, "
+                f"high={self.high}; start lies within 1..max_length, and 0 <= low <= high <= 1"
             )
 
     def begin(self) -> tuple[int, float]:
         return self.start, (self.low + self.high) / 2
 
     def budget(self, state: tuple[int, float], context: Context) -> int:
-        return min(state[0], useful(context) + 1)
+        return min(state[0], max_useful_length(context) + 1)
 
-    def observe(self, state: tuple[int, float], kept: Round) -> tuple[int, float]:
-        (size, rate), seen = state, tries(kept)
-        if not seen:
+    def observe(self, state: tuple[int, float], round_: Round) -> tuple[int, float]:
+        (size, rate), counts = state, acceptance_counts(round_)
+        if not counts:
             return state
-        now = sum(accepted for accepted, _ in seen) / sum(tried for _, tried in seen)
+        now = sum(accepted for accepted, _ in counts) / sum(num_tested for _, num_tested in counts)
         rate = (rate + now) / 2
         size += (rate > self.high) - (rate < self.low)
-        return min(max(size, 1), self.most), rate
+        return min(max(size, 1), self.max_length), rate
 
 
 @dataclass(frozen=True)
 class Entropy(Length):
-    """Draft on while sqrt(c H(q)) <= h (SVIP, Zhang et al. 2024): stop where the drafter is unsure.
+    """Draft while sqrt(c H(q)) <= h (SVIP, Zhang et al. 2024): stop where the drafter is uncertain.
 
     H in nats; the square root bounds the rejection probability from above up to the factor c.
     """
 
     h: float = 0.3
     c: float = 0.15
-    most: int = 10
+    max_length: int = 10
 
-    def more(self, state: None, distribution: Categorical) -> Tensor:  # (B,) bool
-        return _sure(distribution, self.h, self.c)
+    def draft_mask(self, state: None, distribution: Categorical) -> Tensor:  # (B,) bool
+        return _entropy_is_low(distribution, self.h, self.c)
 
 
 @dataclass
 class _EntropyLevel:
-    """What `AdaptiveEntropy` learns during a request."""
+    """The state of `AdaptiveEntropy` during a request."""
 
     h: float
     rate: float
@@ -154,17 +157,17 @@ class _EntropyLevel:
 
 @dataclass(frozen=True)
 class AdaptiveEntropy(Length):
-    """`Entropy` whose h is moved until a share `target` of the draft is accepted (AdaEDL, 2024).
+    """`Entropy` with an h adapted until a share `target` of the draft is accepted (AdaEDL, 2024).
 
     AdaEDL writes 1 - sqrt(c H(q)) >= lambda, which is h = 1 - lambda; lambda moves as in Draft &
-    Verify: a smoothed step of `step` against the error of a smoothed acceptance rate.
+    Verify: by a smoothed step of `step` against the error of a smoothed acceptance rate.
     """
 
     target: float = 0.9
     h: float = 0.3
     c: float = 0.2
     step: float = 0.01
-    most: int = 10
+    max_length: int = 10
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -176,47 +179,49 @@ class AdaptiveEntropy(Length):
     def begin(self) -> _EntropyLevel:
         return _EntropyLevel(self.h, self.target)
 
-    def more(self, state: _EntropyLevel, distribution: Categorical) -> Tensor:  # (B,) bool
-        return _sure(distribution, state.h, self.c)
+    def draft_mask(self, state: _EntropyLevel, distribution: Categorical) -> Tensor:  # (B,) bool
+        return _entropy_is_low(distribution, state.h, self.c)
 
-    def observe(self, state: _EntropyLevel, kept: Round) -> _EntropyLevel:
-        seen = tries(kept)
-        if seen:
-            now = sum(accepted for accepted, _ in seen) / sum(tried for _, tried in seen)
+    def observe(self, state: _EntropyLevel, round_: Round) -> _EntropyLevel:
+        counts = acceptance_counts(round_)
+        if counts:
+            now = sum(accepted for accepted, _ in counts) / sum(
+                num_tested for _, num_tested in counts
+            )
             rate = 0.5 * state.rate + 0.5 * now
-            wanted = state.h + self.step if rate > self.target else state.h - self.step
-        else:  # nothing was drafted: without this a strict level would never be tested again
-            rate, wanted = state.rate, state.h + self.step
-        return _EntropyLevel(min(max(0.9 * state.h + 0.1 * wanted, 0.0), 1.0), rate)
+            target_level = state.h + self.step if rate > self.target else state.h - self.step
+        else:  # nothing was drafted: raise h, or a strict level would never be tested
+            rate, target_level = state.rate, state.h + self.step
+        return _EntropyLevel(min(max(0.9 * state.h + 0.1 * target_level, 0.0), 1.0), rate)
 
 
 @dataclass(frozen=True)
 class Confidence(Length):
-    """Draft on while the drafter's best token has at least probability `threshold`."""
+    """Draft while the drafter's best token has at least probability `threshold`."""
 
     threshold: float = 0.4
-    most: int = 10
+    max_length: int = 10
 
-    def more(self, state: None, distribution: Categorical) -> Tensor:  # (B,) bool
-        return _rows(_soft(distribution).amax(-1) >= self.threshold)
+    def draft_mask(self, state: None, distribution: Categorical) -> Tensor:  # (B,) bool
+        return _rows(_softmax(distribution).amax(-1) >= self.threshold)
 
 
-def tries(kept: Round) -> list[tuple[int, int]]:
-    """Accepted and proposed depth of each row that drafted; rows cut by a stop say nothing."""
-    rows = zip(kept.accepted, kept.drafted, kept.finished, strict=True)
+def acceptance_counts(round_: Round) -> list[tuple[int, int]]:
+    """Accepted and proposed depth of each row that drafted; rows cut by a stop are left out."""
+    rows = zip(round_.accepted, round_.drafted, round_.finished, strict=True)
     return [
-        (accepted, min(drafted, kept.depth))
+        (accepted, min(drafted, round_.depth))
         for accepted, drafted, finished in rows
         if drafted and not finished
     ]
 
 
-def _soft(distribution: Categorical) -> Tensor:  # (..., V)
-    """Probabilities by the scores: a point mass would make a greedy drafter always sure."""
+def _softmax(distribution: Categorical) -> Tensor:  # (..., V)
+    """Probabilities from the scores: a point mass would make a greedy drafter always certain."""
     return distribution.scores.float().softmax(-1)
 
 
-def _sure(distribution: Categorical, h: float, c: float) -> Tensor:  # (B,) bool
+def _entropy_is_low(distribution: Categorical, h: float, c: float) -> Tensor:  # (B,) bool
     entropy = Categorical(distribution.scores.float()).entropy()
     return _rows(torch.sqrt(c * entropy.clamp_min(0)) <= h)
 

@@ -1,1 +1,1 @@
-"""Drafts copied from what was said."""
+"""Drafts copied from earlier or given text."""

@@ -1,4 +1,4 @@
-"""A text from outside is the draft: what a quicker reader of the same page made of it."""
+"""Drafting from a given text, such as the output of a faster model on the same page."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from transformers import AutoTokenizer
 from mmspec import _hf
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import Length
-from mmspec.drafters.lookup.prompt_lookup import copy, length_of, ragged
+from mmspec.drafters.lookup.prompt_lookup import copy_tokens, length_of, pad_chains
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
 
-DRAFT = "draft"  # in drafter_inputs
+DRAFT = "draft"  # key of `drafter_inputs`
 
 
 class GivenText(Drafter):
-    """Copies a text that came with the call, from where the last `window` tokens stand in it.
+    """Copies a text given with the call, from where the last `window` tokens occur in it.
 
-    `drafter_inputs={"draft": ...}` is a text per row, or token ids; where a call gives none it is
-    `usual`, for every row. A row without one (None, empty) is decoded plainly, and so is what
-    stands nowhere in the text. The text is read on as long as
-    the target says the same. Behind a difference it is taken up again where the last tokens stand
-    in it, of several places at the next one; where only the words agree but not their tokens, the
-    rest of the text is cut into tokens anew. Tokens in `ignore` (image placeholders) end a copy.
+    `drafter_inputs={"draft": ...}` is a text or a list of token ids per row; `default` is the text
+    of every row in calls without one. A row without a text (None, empty) is decoded plainly, and so
+    are positions that match nowhere. The copy continues as long as the target agrees. After a
+    mismatch it resumes where the last tokens occur in the text, at the next of several matches;
+    where only the characters match but not the tokens, the rest of the text is tokenized again from
+    there. Tokens in `ignore` (image placeholders) end a copy.
     """
 
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
@@ -38,23 +38,23 @@ class GivenText(Drafter):
         length: Length,
         vocabulary: int,
         window: int = 3,
-        words: Any = None,
+        tokenizer: Any = None,
         ends: Collection[int] = (),
         ignore: Collection[int] = (),
-        usual: str | None = None,
+        default: str | None = None,
     ) -> None:
         if window < 1:
             raise ValueError(f"window={window} leaves nothing to match; give 1 or more tokens")
         self.length, self.vocabulary = length, vocabulary
-        self.window, self.words = window, words
+        self.window, self.tokenizer = window, tokenizer
         self.ends, self.ignore = sorted(ends), frozenset(ignore)
-        self.usual = self._read(usual)
+        self.default = self._read(default)
 
-    def given(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
-        """The texts as a `DraftText` per row.
+    def prepare_inputs(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
+        """Return one `DraftText` per row.
 
-        Raises ValueError for other inputs, for more or fewer rows than the request has, for text
-        without a tokenizer, and for what is neither text nor ids.
+        Raises ValueError for other inputs, for a number of rows that is not the request's, for text
+        without a tokenizer, and for values that are neither text nor ids.
         """
         unknown = sorted(set(inputs) - {DRAFT})
         if unknown:
@@ -64,7 +64,7 @@ class GivenText(Drafter):
             )
         rows = inputs.get(DRAFT)
         if rows is None:
-            return {DRAFT: [self.usual] * batch}
+            return {DRAFT: [self.default] * batch}
         rows = [rows] if isinstance(rows, str) else list(rows)
         if len(rows) != batch:
             raise ValueError(
@@ -87,45 +87,47 @@ class GivenText(Drafter):
         return DraftText(ids)
 
     def tokens(self, text: str, whole: bool = False) -> list[int]:
-        """A text in the target's tokens; a `whole` one with its end. Raises ValueError."""
-        if self.words is None:
+        """Tokenize a text for the target; a `whole` text gets its end token. Raises ValueError."""
+        if self.tokenizer is None:
             raise ValueError(
                 "the draft is a text, and the target's tokenizer was not found beside its weights; "
                 "give processor= to accelerate, or drafts of token ids"
             )
-        ids = self.words(text, add_special_tokens=False).input_ids
+        ids = self.tokenizer(text, add_special_tokens=False).input_ids
         ids = [one for one in ids if one < self.vocabulary]
         return [*ids, *self.ends[:1]] if whole else ids
 
-    def begin(self, context: Context) -> _TextLeft:
+    def begin(self, context: Context) -> _GivenTextState:
         drafts = context.request.drafter_inputs.get(DRAFT) or [DraftText([])] * context.batch
-        return _TextLeft(self.length.begin(), [_Place(draft) for draft in drafts])
+        return _GivenTextState(self.length.begin(), [_TextPosition(draft) for draft in drafts])
 
-    def propose(self, context: Context, state: _TextLeft) -> Draft:
+    def propose(self, context: Context, state: _GivenTextState) -> Draft:
         budget = self.length.budget(state.length, context)
         copies: list[list[int]] = []
-        for row, (place, said) in enumerate(zip(state.rows, context.emitted(), strict=True)):
-            wanted = budget and not context.finished[row] and bool(place.draft.tokens)
-            at = self._found(place, said) if wanted else None
+        for row, (place, emitted) in enumerate(
+            zip(state.rows, context.generated_tokens(), strict=True)
+        ):
+            is_drafted = budget and not context.finished[row] and bool(place.draft.tokens)
+            at = self._find_position(place, emitted) if is_drafted else None
             tokens = place.draft.tokens
-            room = 0 if at is None else min(budget, len(tokens) - at)
-            copies.append(copy(tokens, at, room, self.ignore))
-        return ragged(context, copies)
+            length = 0 if at is None else min(budget, len(tokens) - at)
+            copies.append(copy_tokens(tokens, at, length, self.ignore))
+        return pad_chains(context, copies)
 
-    def _found(self, place: _Place, said: Sequence[int]) -> int | None:
-        """Where the text goes on behind `said`, if it does."""
-        at = place.on(said)
+    def _find_position(self, place: _TextPosition, tokens: Sequence[int]) -> int | None:
+        """Position in the text after the emitted tokens, if they match."""
+        at = place.follow(tokens)
         if at is None:
-            at = place.again(said[-self.window :])
+            at = place.match_suffix(tokens[-self.window :])
         if at is None and place.draft.text is not None:
-            at = self._retokenised(place, said[-self.window :])
-        place.at, place.read = at, len(said)
+            at = self._retokenise(place, tokens[-self.window :])
+        place.at, place.read = at, len(tokens)
         return at
 
-    def _retokenised(self, place: _Place, last: Sequence[int]) -> int | None:
-        """Cut the text anew behind the words of the `last` tokens, where they stand in it."""
+    def _retokenise(self, place: _TextPosition, last: Sequence[int]) -> int | None:
+        """Tokenize the text again from where the characters of the `last` tokens occur in it."""
         text = place.draft.text
-        tail = self.words.decode(list(last))
+        tail = self.tokenizer.decode(list(last))
         if text is None or not tail.strip() or "\ufffd" in tail:
             return None
         start = text.find(tail, place.characters)
@@ -138,41 +140,41 @@ class GivenText(Drafter):
         return len(before)
 
     def observe(
-        self, context: Context, state: _TextLeft, draft: Draft, scores: Scores, kept: Round
-    ) -> _TextLeft:
-        state.length = self.length.observe(state.length, kept)
+        self, context: Context, state: _GivenTextState, draft: Draft, scores: Scores, round_: Round
+    ) -> _GivenTextState:
+        state.length = self.length.observe(state.length, round_)
         return state
 
 
 @dataclass(frozen=True)
 class DraftText:
-    """A text in tokens; itself too, where it was given as text."""
+    """A text in tokens, and the string if it was given as one."""
 
     tokens: list[int]
     text: str | None = None
 
 
 @dataclass
-class _Place:
-    """How far a row's text was followed."""
+class _TextPosition:
+    """The position reached in a row's text."""
 
     draft: DraftText
-    at: int | None = 0  # what comes next, if that is known
-    read: int = 0  # tokens of the answer that were compared
-    last: int = 0  # where the text was left
-    characters: int = 0  # in front of the tokens
+    at: int | None = 0  # index of the next token, if known
+    read: int = 0  # emitted tokens already compared
+    last: int = 0  # last known position
+    characters: int = 0  # offset of the tokens in the string
     places: dict[int, dict[tuple[int, ...], list[int]]] = field(default_factory=dict)
 
-    def on(self, said: Sequence[int]) -> int | None:
-        """Straight on: the new tokens of the answer are the text's own."""
+    def follow(self, tokens: Sequence[int]) -> int | None:
+        """Continue from the last position, if the new tokens are those of the text."""
         if self.at is None:
             return None
         self.last = self.at
-        end = self.at + len(said) - self.read
-        return end if self.draft.tokens[self.at : end] == list(said[self.read :]) else None
+        end = self.at + len(tokens) - self.read
+        return end if self.draft.tokens[self.at : end] == list(tokens[self.read :]) else None
 
-    def again(self, last: Sequence[int]) -> int | None:
-        """Behind the same tokens elsewhere: at the next such place, else the last one before."""
+    def match_suffix(self, last: Sequence[int]) -> int | None:
+        """Position after the same tokens elsewhere: the next one, else the last one before."""
         size = len(last)
         if not size:
             return None
@@ -188,29 +190,36 @@ class _Place:
 
 
 @dataclass
-class _TextLeft:
-    """What is remembered of a request."""
+class _GivenTextState:
+    """The state of a request."""
 
     length: Any
-    rows: list[_Place]
+    rows: list[_TextPosition]
 
 
 def given_text(kit: Kit) -> Drafter:
-    """A text that comes with the call."""
-    model = _hf.uncompiled(kit.target.model)
+    """Drafts from a text given with the call."""
+    model = _hf.unwrap_compiled(kit.target.model)
     ends = _hf.eos_ids(model.generation_config) if model.can_generate() else ()
-    words = _words(kit.options["processor"], str(model.config._name_or_path or ""))
-    file, usual = kit.options["draft_file"], None
+    tokenizer = _load_tokenizer(kit.options["processor"], str(model.config._name_or_path or ""))
+    file, default = kit.options["draft_file"], None
     if file is not None:
         if not Path(file).is_file():
-            raise ValueError(f"there is no {file}; give draft_file= a file of text")
-        usual = Path(file).read_text(encoding="utf-8")
-    how = (kit.target.vocabulary, kit.options["window"], words, ends, kit.target.visual_ids, usual)
-    return GivenText(length_of(kit), *how)
+            raise ValueError(f"{file} does not exist; give draft_file= a text file")
+        default = Path(file).read_text(encoding="utf-8")
+    arguments = (
+        kit.target.vocabulary,
+        kit.options["window"],
+        tokenizer,
+        ends,
+        kit.target.visual_ids,
+        default,
+    )
+    return GivenText(length_of(kit), *arguments)
 
 
-def _words(given: Any, source: str) -> Any:
-    """The tokenizer given, a processor's, or the one in the target's folder."""
+def _load_tokenizer(given: Any, source: str) -> Any:
+    """The tokenizer given, that of a given processor, or the one in the target's folder."""
     if given is not None:
         return vars(given).get("tokenizer", given)
     if not (Path(source) / "tokenizer_config.json").is_file():

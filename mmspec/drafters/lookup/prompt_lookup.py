@@ -1,4 +1,4 @@
-"""Prompt lookup: what followed the last few tokens earlier in the text probably follows again."""
+"""Prompt lookup: propose what followed the last few tokens earlier in the text."""
 
 from __future__ import annotations
 
@@ -10,30 +10,29 @@ from typing import Any, Protocol
 import torch
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.goodput import parse
 from mmspec.drafters.lengths.length import Length
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
 
 
 class Index(Protocol):
-    """What is known of one row's text, which only grows."""
+    """An index of one row's growing text."""
 
     def read(self, text: Sequence[int]) -> None:
-        """Take in the tokens since the last call."""
+        """Add the tokens since the last call."""
 
     def find(self, text: Sequence[int]) -> int | None:
-        """The place to copy on from, if there is one."""
+        """The position to copy from, if there is one."""
 
 
-class Copying(Drafter):
-    """Copies on from an earlier place of the text.
+class CopyDrafter(Drafter):
+    """Copies from an earlier position of the text.
 
     Token ids in `ignore` (image placeholders) are never matched and end a copy. `length` is a
-    number or a policy; policies that read the drafter's distribution find none here and draft to
-    their
-    `most`.
+    number or a policy; policies that need the drafter's distribution have none here and draft their
+    `max_length`.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
@@ -44,41 +43,43 @@ class Copying(Drafter):
 
     @abstractmethod
     def index(self) -> Index:
-        """One for each row of a request."""
+        """Create the index of one row."""
 
-    def begin(self, context: Context) -> Lookup:
-        return Lookup(self.length.begin(), [self.index() for _ in range(context.batch)])
+    def begin(self, context: Context) -> LookupState:
+        return LookupState(self.length.begin(), [self.index() for _ in range(context.batch)])
 
-    def propose(self, context: Context, state: Lookup) -> Draft:
+    def propose(self, context: Context, state: LookupState) -> Draft:
         budget = self.length.budget(state.length, context)
         copies: list[list[int]] = []
         for row, index in enumerate(state.rows):
             text = context.history[row]
             index.read(text)
-            wanted = budget and not context.finished[row]
-            copies.append(copy(text, index.find(text), budget, self.ignore) if wanted else [])
-        return ragged(context, copies)
+            is_drafted = budget and not context.finished[row]
+            copies.append(
+                copy_tokens(text, index.find(text), budget, self.ignore) if is_drafted else []
+            )
+        return pad_chains(context, copies)
 
     def observe(
-        self, context: Context, state: Lookup, draft: Draft, scores: Scores, kept: Round
-    ) -> Lookup:
-        state.length = self.length.observe(state.length, kept)
+        self, context: Context, state: LookupState, draft: Draft, scores: Scores, round_: Round
+    ) -> LookupState:
+        state.length = self.length.observe(state.length, round_)
         return state
 
 
 @dataclass
-class Lookup:
-    """What is remembered of a request."""
+class LookupState:
+    """The state of a request."""
 
     length: Any
     rows: Sequence[Index]
 
 
-class PromptLookup(Copying):
+class PromptLookup(CopyDrafter):
     """Match the last n tokens, n = `longest` .. 1, and copy what followed (Saxena 2023).
 
-    The most recent earlier occurrence counts. A copy that reaches the end of the text goes on with
-    its own first tokens, so a loop is continued.
+    The most recent earlier occurrence counts. A copy that reaches the end of the text continues
+    with its own first tokens, so loops are continued.
     """
 
     def __init__(
@@ -89,32 +90,32 @@ class PromptLookup(Copying):
         super().__init__(length, ignore)
         self.longest = longest
 
-    def index(self) -> Grams:
-        return Grams(self.longest, self.ignore)
+    def index(self) -> NGramIndex:
+        return NGramIndex(self.longest, self.ignore)
 
 
 @dataclass
-class Grams:
-    """Where each n-gram of a growing text was last followed by something; reads each token once."""
+class NGramIndex:
+    """Position after the last occurrence of each n-gram of a text; reads each token once."""
 
     longest: int
     ignore: frozenset[int] = frozenset()
-    seen: int = 0
-    places: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram -> what followed it
+    num_read: int = 0
+    places: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram -> position after it
 
     def read(self, text: Sequence[int]) -> None:
-        """Take in the tokens since the last call."""
-        for place in range(max(self.seen, 1), len(text)):
+        """Add the tokens since the last call."""
+        for place in range(max(self.num_read, 1), len(text)):
             if text[place] in self.ignore:
                 continue
             for size in range(1, min(self.longest, place) + 1):
                 if text[place - size] in self.ignore:
                     break
                 self.places[tuple(text[place - size : place])] = place
-        self.seen = len(text)
+        self.num_read = len(text)
 
     def find(self, text: Sequence[int]) -> int | None:
-        """The place behind an earlier occurrence of the longest known n-gram at the end."""
+        """Position after an earlier occurrence of the longest known n-gram at the end."""
         for size in range(min(self.longest, len(text)), 0, -1):
             place = self.places.get(tuple(text[-size:]))
             if place is not None:
@@ -122,25 +123,27 @@ class Grams:
         return None
 
 
-def copy(text: Sequence[int], place: int | None, length: int, ignore: Collection[int]) -> list[int]:
-    """Up to `length` tokens from `place` on; behind the end of the text come the copied ones."""
-    taken: list[int] = []
+def copy_tokens(
+    text: Sequence[int], place: int | None, length: int, ignore: Collection[int]
+) -> list[int]:
+    """Copy up to `length` tokens from `place`; past the end of the text the copy repeats itself."""
+    copied: list[int] = []
     if place is None:
-        return taken
+        return copied
     for offset in range(place, place + length):
-        token = text[offset] if offset < len(text) else taken[offset - len(text)]
+        token = text[offset] if offset < len(text) else copied[offset - len(text)]
         if token in ignore:
             break
-        taken.append(token)
-    return taken
+        copied.append(token)
+    return copied
 
 
-def ragged(context: Context, rows: Sequence[Sequence[int]]) -> Draft:
-    """Wrap proposals of different lengths as chains; the mask hides what fills up a shorter row."""
+def pad_chains(context: Context, rows: Sequence[Sequence[int]]) -> Draft:
+    """Pad proposals of different lengths to one draft; the mask excludes the padding."""
     width = max((len(row) for row in rows), default=0)
     if not width:
         return Draft.empty(context.batch, context.device)
-    # The target reads the filling too, and a token of the text is one it can read.
+    # the target reads the padding too; a token of the text is always readable
     filled = [
         [*row, *(text[-1:] * (width - len(row)))]
         for row, text in zip(rows, context.history, strict=True)
@@ -153,7 +156,7 @@ def ragged(context: Context, rows: Sequence[Sequence[int]]) -> Draft:
 
 
 def prompt_lookup(kit: Kit) -> Drafter:
-    """Copies of the text so far."""
+    """Copies of earlier text."""
     return PromptLookup(length_of(kit), kit.options["longest"], kit.target.visual_ids)
 
 

@@ -6,15 +6,15 @@ from collections.abc import Collection, Sequence
 
 from mmspec.draft import Drafter
 from mmspec.drafters.lengths.length import Length
-from mmspec.drafters.lookup.prompt_lookup import Copying, length_of
+from mmspec.drafters.lookup.prompt_lookup import CopyDrafter, length_of
 from mmspec.recipe import Kit
 
 
-class SuffixAutomaton(Copying):
-    """Copy on from where the longest repeated suffix occurred (SAM Decoding, Hu et al. 2024).
+class SuffixAutomaton(CopyDrafter):
+    """Copy from the last occurrence of the longest repeated suffix (SAM Decoding, Hu et al. 2024).
 
-    Each token is read once, in amortised constant time. Suffixes below `shortest` tokens do not
-    count. The place copied from is where the suffix was last noticed.
+    Each token is read once, in amortised constant time. Suffixes shorter than `shortest` tokens are
+    ignored. The copy starts at the most recently recorded occurrence of the suffix.
     """
 
     def __init__(
@@ -32,33 +32,33 @@ class SuffixAutomaton(Copying):
 class Automaton:
     """The suffix automaton of a growing text (Blumer et al. 1985).
 
-    A state stands for the substrings that end at the same places; its link drops first tokens until
-    more places are possible. So the link of the state of the whole text is its longest repeated
-    suffix: no search is needed, `matched` and `place` are read off after each token.
+    A state represents the substrings that end at the same positions; its link drops first tokens
+    until more positions are possible. So the link of the state of the whole text is its longest
+    repeated suffix: no search is needed, and `matched` and `place` are updated with each token.
     """
 
     def __init__(self, ignore: Collection[int] = (), shortest: int = 1) -> None:
         self.ignore, self.shortest = ignore, shortest
-        self.seen = 0
-        self.matched = 0  # tokens of the longest suffix that occurred before
-        self.place: int | None = None  # the place behind an earlier occurrence
+        self.num_read = 0
+        self.matched = 0  # length of the longest repeated suffix
+        self.place: int | None = None  # position after an earlier occurrence
         self._next: list[dict[int, int]] = [{}]
         self._link = [-1]
         self._size = [0]  # tokens of a state's longest substring
-        self._end = [0]  # the place behind one of its occurrences, the latest one noticed
+        self._end = [0]  # position after its last recorded occurrence
         self._last = 0
 
     def read(self, text: Sequence[int]) -> None:
-        """Take in the tokens since the last call."""
-        for place in range(self.seen, len(text)):
-            if text[place] in self.ignore:  # no substring crosses it: begin again at the root
+        """Add the tokens since the last call."""
+        for place in range(self.num_read, len(text)):
+            if text[place] in self.ignore:  # no substring crosses it: restart at the root
                 self._last, self.matched, self.place = 0, 0, None
             else:
                 self._extend(text[place], place + 1)
-        self.seen = len(text)
+        self.num_read = len(text)
 
     def find(self, text: Sequence[int]) -> int | None:
-        """Behind an earlier occurrence of the longest suffix, if that has `shortest` tokens."""
+        """Position after an earlier occurrence of the longest suffix, given `shortest` tokens."""
         return self.place if self.matched >= self.shortest else None
 
     def _extend(self, token: int, end: int) -> None:
@@ -66,14 +66,14 @@ class Automaton:
         if known is None:
             self._last = self._grow(token, end)
             repeated = self._link[self._last]
-        else:  # all since the last ignored token occurred before
+        else:  # all tokens since the last ignored one occurred before
             repeated = self._last = self._split(self._last, token, known)
         self.matched = self._size[repeated]
         self.place = self._end[repeated] if repeated else None
         self._end[repeated] = end
 
     def _grow(self, token: int, end: int) -> int:
-        """Add the state of the whole text and give it its link."""
+        """Add the state of the whole text, and its link."""
         new = self._add({}, 0, self._size[self._last] + 1, end)
         state = self._last
         while state >= 0 and token not in self._next[state]:
@@ -84,7 +84,7 @@ class Automaton:
         return new
 
     def _split(self, state: int, token: int, target: int) -> int:
-        """The state of (longest of `state`) + `token`, parted from longer ones in `target`."""
+        """The state of (longest of `state`) + `token`, split from longer ones in `target`."""
         size = self._size[state] + 1
         if self._size[target] == size:
             return target
@@ -104,5 +104,5 @@ class Automaton:
 
 
 def suffix_automaton(kit: Kit) -> Drafter:
-    """Copies behind the longest repeated suffix."""
+    """Copies after the longest repeated suffix."""
     return SuffixAutomaton(length_of(kit), kit.options["shortest"], kit.target.visual_ids)

@@ -1,7 +1,7 @@
-"""A map from the last tokens to what usually follows them, made of transcripts of a domain.
+"""A table of frequent continuations of the last tokens, built from transcripts of a domain.
 
-Token Map Drafting (arXiv 2507.21522, 2025): what is said at a counter or in a car repeats itself,
-and a table is cheaper than any draft model.
+Token Map Drafting (arXiv 2507.21522, 2025): speech in a fixed setting (counter, car) repeats
+itself, and a table lookup is cheaper than any draft model.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import Length
-from mmspec.drafters.lookup.prompt_lookup import length_of, ragged
+from mmspec.drafters.lookup.prompt_lookup import length_of, pad_chains
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
 
@@ -24,7 +24,7 @@ Key = tuple[int, ...]
 
 @dataclass(frozen=True)
 class TokenMap:
-    """What follows the last 1 to `longest` tokens; longer keys are looked up first."""
+    """Continuations of the last 1 to `longest` tokens; longer keys are looked up first."""
 
     longest: int
     table: Mapping[Key, Key]
@@ -34,33 +34,35 @@ class TokenMap:
         cls,
         texts: Iterable[Sequence[int]],
         longest: int = 3,
-        most: int = 8,
-        least: int = 2,
+        max_tokens: int = 8,
+        min_count: int = 2,
         share: float = 0.5,
     ) -> TokenMap:
-        """Out of transcripts as token ids.
+        """Build the table from transcripts of token ids.
 
-        A continuation is at most `most` tokens long; it ends before the first that followed fewer
-        than `least` times, or in less than `share` of the places where the key stood. Raises
-        ValueError for numbers that leave nothing.
+        A continuation has at most `max_tokens` tokens; it ends before the first that followed fewer
+        than `min_count` times, or in less than `share` of the key's occurrences. Raises ValueError
+        for values that leave nothing.
         """
-        if min(longest, most, least) < 1 or not 0 < share <= 1:
+        if min(longest, max_tokens, min_count) < 1 or not 0 < share <= 1:
             raise ValueError(
-                f"longest={longest}, most={most}, least={least}, share={share} leave nothing; give "
-                "whole numbers from 1 on, and a share within (0, 1]"
+                f"longest={longest}, max_tokens={max_tokens}, min_count={min_count}, share={share} "
+                "leave nothing; give whole numbers from 1 on, and a share within (0, 1]"
             )
         places: dict[Key, list[Sequence[int]]] = defaultdict(list)
         for text in texts:
-            words = list(text)
-            for at in range(1, len(words)):
-                rest = words[at : at + most]
+            tokens = list(text)
+            for at in range(1, len(tokens)):
+                rest = tokens[at : at + max_tokens]
                 for size in range(1, min(longest, at) + 1):
-                    places[tuple(words[at - size : at])].append(rest)
-        made = {key: _usual(rests, least, share) for key, rests in places.items()}
-        return cls(longest, {key: usual for key, usual in made.items() if usual})
+                    places[tuple(tokens[at - size : at])].append(rest)
+        prefix = {
+            key: _frequent_continuation(rests, min_count, share) for key, rests in places.items()
+        }
+        return cls(longest, {key: default for key, default in prefix.items() if default})
 
     def find(self, text: Sequence[int]) -> Key:
-        """What usually follows the end of a text; nothing where that is not known."""
+        """The continuation of a text; empty where none is known."""
         for size in range(min(self.longest, len(text)), 0, -1):
             found = self.table.get(tuple(text[len(text) - size :]))
             if found is not None:
@@ -68,34 +70,35 @@ class TokenMap:
         return ()
 
     def save(self, path: str | Path) -> None:
-        """As JSON."""
+        """Write the table as JSON."""
         rows = [[list(key), list(rest)] for key, rest in self.table.items()]
         content = {"longest": self.longest, "table": rows}
         Path(path).write_text(json.dumps(content), encoding="utf-8")
 
     @classmethod
     def load(cls, path: str | Path) -> TokenMap:
-        """What `save` wrote. Raises ValueError for anything else."""
+        """Read what `save` wrote. Raises ValueError for other content."""
         try:
             content = json.loads(Path(path).read_text(encoding="utf-8"))
             table = {tuple(map(int, key)): tuple(map(int, rest)) for key, rest in content["table"]}
             return cls(int(content["longest"]), table)
         except (OSError, ValueError, KeyError, TypeError) as error:
             raise ValueError(
-                f"{path} holds no token map ({type(error).__name__}); give what TokenMap.save wrote"
+                f"{path} is not a token map ({type(error).__name__}); give a file written by "
+                "TokenMap.save"
             ) from None
 
 
 class TokenMapDrafter(Drafter):
-    """Drafts what the map says follows, as far as `length` allows and known words go on.
+    """Drafts the continuation in the table, up to the draft length.
 
-    Deterministic proposals: exact with every lossless verifier. No entry, no draft: a plain step.
+    Deterministic proposals: exact with every lossless verifier. Without an entry, a plain step.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
 
-    def __init__(self, known: TokenMap, length: Length) -> None:
-        self.known, self.length = known, length
+    def __init__(self, token_map: TokenMap, length: Length) -> None:
+        self.token_map, self.length = token_map, length
 
     def begin(self, context: Context) -> Any:
         return self.length.begin()
@@ -103,40 +106,40 @@ class TokenMapDrafter(Drafter):
     def propose(self, context: Context, state: Any) -> Draft:
         budget = self.length.budget(state, context)
         rows = zip(context.history, context.finished, strict=True)
-        found = [() if done else self.known.find(text)[:budget] for text, done in rows]
-        return ragged(context, found)
+        found = [() if done else self.token_map.find(text)[:budget] for text, done in rows]
+        return pad_chains(context, found)
 
     def observe(
-        self, context: Context, state: Any, draft: Draft, scores: Scores, kept: Round
+        self, context: Context, state: Any, draft: Draft, scores: Scores, round_: Round
     ) -> Any:
-        return self.length.observe(state, kept)
+        return self.length.observe(state, round_)
 
 
 def token_map(kit: Kit) -> Drafter:
-    """A map of transcripts. Raises ValueError for what is none."""
+    """A table built from transcripts. Raises ValueError for other objects."""
     given = kit.options["map"]
     if isinstance(given, str | Path):
         given = TokenMap.load(given)
-    known = TokenMap(1, {}) if given is None else given
-    if not isinstance(known, TokenMap):
+    token_map = TokenMap(1, {}) if given is None else given
+    if not isinstance(token_map, TokenMap):
         raise ValueError(
             f"map is a {type(given).__name__}; give a TokenMap of "
             "mmspec.drafters.lookup.token_map, or its file"
         )
-    return TokenMapDrafter(known, length_of(kit))
+    return TokenMapDrafter(token_map, length_of(kit))
 
 
-def _usual(rests: Sequence[Sequence[int]], least: int, share: float) -> Key:
-    """The most frequent continuation, as far as it is frequent."""
-    made: list[int] = []
+def _frequent_continuation(rests: Sequence[Sequence[int]], min_count: int, share: float) -> Key:
+    """The most frequent continuation, as far as it is frequent enough."""
+    prefix: list[int] = []
     total = len(rests)
     while rests:
-        counts = Counter(rest[len(made)] for rest in rests if len(rest) > len(made))
+        counts = Counter(rest[len(prefix)] for rest in rests if len(rest) > len(prefix))
         if not counts:
             break
         token, times = counts.most_common(1)[0]
-        if times < least or times < share * total:
+        if times < min_count or times < share * total:
             break
-        made.append(token)
-        rests = [one for one in rests if len(one) >= len(made) and one[len(made) - 1] == token]
-    return tuple(made)
+        prefix.append(token)
+        rests = [one for one in rests if len(one) >= len(prefix) and one[len(prefix) - 1] == token]
+    return tuple(prefix)

@@ -10,49 +10,49 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, categorical
-from mmspec.drafters.growth import StaticTree
-from mmspec.drafters.lengths.length import useful
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, as_categorical
+from mmspec.drafters.lengths.length import max_useful_length
+from mmspec.drafters.shapes import StaticTree
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
-from mmspec.trees import Tree, trimmed
+from mmspec.trees import Tree, limit_depth
 
-WIDTH = 8  # candidates remembered per token
+WIDTH = 8  # candidates stored per token
 
 # How often the token that follows is the candidate of each rank. A guess for text, no measurement:
 # only the shape of the tree depends on it.
 RANKS = (0.50, 0.15, 0.08, 0.05, 0.035, 0.025, 0.02, 0.015)
 
 # `product_tree(RANKS, nodes=32, depth=6)`, in paths of ranks.
-TREE = Tree.of_digits(
+TREE = Tree.from_digits(
     "0 1 2 3 4 5 6 7 00 01 02 03 04 10 11 20 30 40 000 001 002 010 020 100 200 0000 0001 0010 "
     "0100 1000 00000 000000"
 )
 
 
 class TokenRecycling(Drafter):
-    """Fill a fixed tree from the candidates last seen behind each token (Luo et al. 2024).
+    """Fill a fixed tree from the candidates last stored for each token (Luo et al. 2024).
 
-    After each forward the `WIDTH` best tokens behind every node, rejected ones included, replace
-    what was remembered of the node's token; where a token occurs twice the last one counts. The
-    draft starts at the last committed token and is empty until that token has been scored. Children
-    of a node are taken in the order of their rank.
+    After each forward the `WIDTH` best tokens after every node, rejected ones included, replace the
+    stored candidates of the node's token; of several nodes with the same token the last one counts.
+    The draft starts at the last committed token and is empty until that token has been scored.
+    Children of a node are ordered by rank.
 
-    All rows of a batch share what is remembered, and so do later requests, as in the authors' code:
-    answers that repeat each other gain most. What is remembered decides what is drafted and never
-    what is said: greedy and coupled tokens are the same with any table. Rejection keeps the
-    distribution too, but draws by the draft; there a seed repeats its tokens only with `fresh`,
-    which starts every request with nothing.
+    All rows of a batch share the table, and so do later requests, as in the authors' code: outputs
+    that repeat each other gain most. The table decides what is drafted, never what is output:
+    greedy and coupled tokens are the same with any table. Rejection sampling keeps the distribution
+    too, but its draws depend on the draft; there a seed reproduces its tokens only with `fresh`,
+    which starts every request with an empty table.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
-    trees: bool = True
+    uses_trees: bool = True
 
     def __init__(self, tree: Tree = TREE, fresh: bool = False) -> None:
         if tree.width > WIDTH:
             raise ValueError(
                 f"the tree has a node with {tree.width} children, but {WIDTH} candidates are "
-                "remembered per token; give a narrower tree"
+                "stored per token; give a narrower tree"
             )
         self.tree, self.fresh = tree, fresh
         self.tables: dict[tuple[int, torch.device], Tensor] = {}  # by vocabulary and device
@@ -66,46 +66,48 @@ class TokenRecycling(Drafter):
     def propose(self, context: Context, state: RecyclingState) -> Draft:
         last = [row[-1] for row in context.history]
         state.last = torch.tensor(last, device=context.device)[:, None]
-        tree = trimmed(self.tree, useful(context))
+        tree = limit_depth(self.tree, max_useful_length(context))
         if not tree.nodes:
             return Draft.empty(context.batch, context.device)
-        live = [token for token, done in zip(last, context.finished, strict=True) if not done]
-        if not state.knows(live):
+        active = [token for token, done in zip(last, context.finished, strict=True) if not done]
+        if not state.contains_any(active):
             return Draft.empty(context.batch, context.device)
         tokens, mask = fill(tree, state.table, state.last)
-        return Draft.of(tree, tokens, Kind.DET, mask=mask)
+        return Draft.from_tree(tree, tokens, Kind.DET, mask=mask)
 
     def observe(
-        self, context: Context, state: RecyclingState, draft: Draft, scores: Scores, kept: Round
+        self, context: Context, state: RecyclingState, draft: Draft, scores: Scores, round_: Round
     ) -> RecyclingState:
         assert state.last is not None, "a draft is proposed before it is scored"
-        distribution = categorical(scores.distribution)
-        running = torch.tensor([[bool(row)] for row in kept.tokens], device=state.last.device)
+        distribution = as_categorical(scores.distribution)
+        running = torch.tensor([[bool(row)] for row in round_.tokens], device=state.last.device)
         read = torch.cat((state.last, draft.tokens), 1)
         known = torch.cat((running, running & draft.mask), 1)
-        remember(state.table, read, known, distribution.scores)
+        update_table(state.table, read, known, distribution.scores)
         return state
 
 
 @dataclass
 class RecyclingState:
-    """What is remembered, and where a request stands."""
+    """The table, and the state of a request."""
 
-    table: Tensor  # (V + 1, WIDTH) int64 candidates behind each token, -1 = none
-    last: Tensor | None = None  # (B, 1) the tokens that the draft hangs from
-    met: set[int] = field(default_factory=set)  # tokens known to be in the table
+    table: Tensor  # (V + 1, WIDTH) int64 candidates after each token, -1 = none
+    last: Tensor | None = None  # (B, 1) the parents of the draft's first level
+    known_tokens: set[int] = field(default_factory=set)  # tokens known to be in the table
 
-    def knows(self, tokens: Sequence[int]) -> bool:
-        """Whether any of `tokens` is in the table; the device is asked only about new ones."""
-        if any(token in self.met for token in tokens):
+    def contains_any(self, tokens: Sequence[int]) -> bool:
+        """Whether the table has any of `tokens`; reads only new ones from the device."""
+        if any(token in self.known_tokens for token in tokens):
             return True
         first = self.table[torch.tensor(tokens, device=self.table.device), 0].tolist()
-        self.met.update(token for token, best in zip(tokens, first, strict=True) if best >= 0)
+        self.known_tokens.update(
+            token for token, best in zip(tokens, first, strict=True) if best >= 0
+        )
         return any(best >= 0 for best in first)
 
 
 def blank(vocabulary: int, device: torch.device) -> Tensor:  # (V + 1, WIDTH)
-    """An empty table; its last row is where writes go that must not count."""
+    """An empty table; its last row receives the writes that must not count."""
     return torch.full((vocabulary + 1, WIDTH), -1, dtype=torch.int64, device=device)
 
 
@@ -124,32 +126,33 @@ def fill(tree: Tree, table: Tensor, last: Tensor) -> tuple[Tensor, Tensor]:
     return tokens[:, order], mask[:, order]
 
 
-def remember(table: Tensor, read: Tensor, known: Tensor, scores: Tensor) -> None:
+def update_table(table: Tensor, read: Tensor, known: Tensor, scores: Tensor) -> None:
     """Write the best of `scores` (B, M, V) into the rows of the tokens `read` (B, M), in place.
 
-    Where `known` (B, M) is False nothing is written; of equal tokens the last one counts. No two
-    writes meet in a row that is ever read, so the result does not depend on their order.
+    Nothing is written where `known` (B, M) is False; of equal tokens the last one counts. No row
+    that is read later is written twice, so the result does not depend on the order of writes.
     """
     best = scores.topk(min(WIDTH, scores.shape[-1]), -1)
     ids = torch.where(best.values > -torch.inf, best.indices, -1).flatten(0, 1)
     token, counts = read.flatten(), known.flatten()
     later = torch.ones(len(token), len(token), dtype=torch.bool, device=token.device).triu(1)
-    again = ((token[:, None] == token) & counts & later).any(-1)
-    row = torch.where(counts & ~again, token, table.shape[0] - 1)
+    match_suffix = ((token[:, None] == token) & counts & later).any(-1)
+    row = torch.where(counts & ~match_suffix, token, table.shape[0] - 1)
     table[row, : ids.shape[-1]] = ids
 
 
 @lru_cache(maxsize=16)
 def product_tree(ranks: tuple[float, ...], nodes: int, depth: int) -> Tree:
-    """The `nodes` likeliest nodes; the probability of one is the product of the ranks on its path.
+    """The `nodes` most probable nodes, by the product of the ranks on their paths.
 
-    Greedy is optimal: no node is likelier than its parent or than the sibling ranked before it.
+    Greedy is optimal: no node is more probable than its parent or than the sibling ranked before
+    it.
     """
     if list(ranks) != sorted(ranks, reverse=True) or not 0 < ranks[-1] <= ranks[0] < 1:
         raise ValueError(f"rank probabilities {ranks} must fall from below 1 and stay above 0")
     paths: list[tuple[int, ...]] = []
     heap: list[tuple[float, int, tuple[int, ...]]] = [(-ranks[0], 1, (0,))]
-    # likeliest first, then the shallower, then the smaller ranks
+    # most probable first, then the shallower, then the smaller ranks
     while heap and len(paths) < nodes:
         weight, level, path = heappop(heap)
         paths.append(path)
@@ -158,20 +161,20 @@ def product_tree(ranks: tuple[float, ...], nodes: int, depth: int) -> Tree:
             heappush(heap, (sibling, level, (*path[:-1], path[-1] + 1)))
         if level < depth:
             heappush(heap, (weight * ranks[0], level + 1, (*path, 0)))
-    return Tree.of_ranks(paths)
+    return Tree.from_ranks(paths)
 
 
 @lru_cache(maxsize=64)
 def _levels(tree: Tree, device: torch.device) -> tuple[tuple[Tensor, Tensor], ...]:
-    """Per level: where the parents stand behind the last token in level order, and the ranks."""
-    stand = {-1: 0}
+    """Per level: indices of the parents (0 = the last token) in level order, and the ranks."""
+    index = {-1: 0}
     for level in tree.levels:
         for node in level:
-            stand[node] = len(stand)
-    ranks = {node: rank for kids in tree.kids for rank, node in enumerate(kids)}
+            index[node] = len(index)
+    ranks = {node: rank for kids in tree.children for rank, node in enumerate(kids)}
     return tuple(
         (
-            torch.tensor([stand[tree.parents[node]] for node in level], device=device),
+            torch.tensor([index[tree.parents[node]] for node in level], device=device),
             torch.tensor([ranks[node] for node in level], device=device),
         )
         for level in tree.levels
@@ -180,7 +183,7 @@ def _levels(tree: Tree, device: torch.device) -> tuple[tuple[Tensor, Tensor], ..
 
 @lru_cache(maxsize=64)
 def _order(tree: Tree, device: torch.device) -> Tensor:  # (N,)
-    """Where each node stands in level order, the last token being first."""
+    """Index of each node in level order; the last token is 0."""
     order = {node: place for place, node in enumerate((n for lv in tree.levels for n in lv), 1)}
     return torch.tensor([order[node] for node in range(tree.nodes)], device=device)
 

@@ -1,1 +1,1 @@
-"""Drafts of trained models."""
+"""Draft models with trained weights."""

@@ -1,11 +1,11 @@
-"""A feature head for which a gate chooses by the question how a picture is thinned (SpecVLM).
+"""A feature head with a gate that selects the image compression from the question (SpecVLM).
 
-Huang et al. 2025. What the head's layer reads of a picture, embeddings and states already fused,
-goes through one of five branches: pruning by the target's attention, average pooling, strided
-convolution, resampler, or nothing at all. So "prune" with keep=1 is a head that reads all of it
-(EagleVLM), and "drop" is one that reads text alone.
+Huang et al. 2025. The head's inputs for an image, embeddings and states already fused, go through
+one of five branches: pruning by the target's attention, average pooling, strided convolution,
+resampler, or no image at all. "prune" with keep=1 is a head that reads the whole image (EagleVLM),
+"drop" is one that reads text only.
 
-    slots of a picture    fc([e f])  fc([e f])  fc([e f])  fc([e f])   -> branch ->   x  .  x  .
+    slots of an image    fc([e f])  fc([e f])  fc([e f])  fc([e f])   -> branch ->   x  .  x  .
 """
 
 from __future__ import annotations
@@ -20,24 +20,24 @@ from torch import Tensor
 from mmspec.compressors.contract import Compressed, Features
 from mmspec.compressors.elastic_gate import BRANCHES, ElasticGate, KeepGate
 from mmspec.drafters.neural.feature_head import FeatureDraft
-from mmspec.drafters.neural.head_kind import HeadKind
+from mmspec.drafters.neural.target_heads import HeadKind
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.heads.state_head import (
-    Glance,
-    PictureSlots,
+    CompressedImage,
+    ImageSlots,
     SlotMarks,
     StateHead,
     StateHeadConfig,
 )
 from mmspec.models.llama_layers import Layers
 
-HEADS = 8  # of the resampler, where that divides the width
+HEADS = 8  # of the resampler, if that divides the width
 
 
 class ElasticHeadConfig(StateHeadConfig):
     """As `StateHeadConfig`; `keep`, `stride`, `queries`, `branch` are those of an `ElasticGate`.
 
-    The first attention has a norm in front (EagleVLM). All numbers are reconstructed.
+    The first attention has a norm before it (EagleVLM). All values are reconstructed.
     """
 
     model_type = "elastic_head"
@@ -54,10 +54,10 @@ class ElasticHeadConfig(StateHeadConfig):
         super().__post_init__(**kwargs)
         if self.visual_slots != "compressed":
             raise ValueError(
-                f"visual_slots={self.visual_slots!r}, but a gate thins what this head reads of "
-                "pictures; drop it, or train recipe eagle-2 with it"
+                f"visual_slots={self.visual_slots!r}, but this head compresses images with a gate; "
+                "drop it, or train recipe eagle-2 with it"
             )
-        self.gate()  # refuses what is no design
+        self.gate()  # raises ValueError for an invalid design
 
     def gate(self) -> ElasticGate:
         """The design of the gate."""
@@ -66,17 +66,17 @@ class ElasticHeadConfig(StateHeadConfig):
 
 
 class ElasticHead(StateHead):
-    """A feature head, and a gate over what it reads of pictures."""
+    """A feature head, with a gate over its image inputs."""
 
     config: ElasticHeadConfig
     config_class = ElasticHeadConfig
 
     def __init__(self, config: ElasticHeadConfig) -> None:
         super().__init__(config)
-        own = {**config.to_dict(), "visual_slots": "raw", "input_norm": True}
+        head_config = {**config.to_dict(), "visual_slots": "raw", "input_norm": True}
         for name in ("model_type", "keep", "stride", "queries", "branch"):
-            own.pop(name, None)
-        self.head = FeatureHead(FeatureHeadConfig(**own))
+            head_config.pop(name, None)
+        self.head = FeatureHead(FeatureHeadConfig(**head_config))
         self.gate = KeepGate(config.hidden_size, config.gate())
         self.branch = config.branch
         self.post_init()  # type: ignore[no-untyped-call]
@@ -85,29 +85,31 @@ class ElasticHead(StateHead):
     def attention(self) -> frozenset[str]:
         return frozenset({"attention"})
 
-    def forced(self, branch: str) -> ElasticHead:
-        """The same parameters, with one branch whatever the gate says."""
+    def with_branch(self, branch: str) -> ElasticHead:
+        """A copy with the same parameters that always uses one branch."""
         found = copy.copy(self)
         found.branch = branch
         return found
 
-    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
-        return self.head.entered(embeds, states, marks)
+    def prepare_inputs(
+        self, embeds: Tensor, states: Tensor, marks: SlotMarks
+    ) -> tuple[Layers, Tensor]:
+        return self.head.prepare_inputs(embeds, states, marks)
 
-    def behind(self, *read: Any, **named: Any) -> Tensor:
+    def run_layers(self, *read: Any, **named: Any) -> Tensor:
         """As its feature head."""
-        return self.head.behind(*read, **named)
+        return self.head.run_layers(*read, **named)
 
-    def compressed(self, picture: PictureSlots) -> Glance:
-        fused = self.head.merged(picture.embeds, self.fused(picture.before), SlotMarks())
+    def compress_image(self, image: ImageSlots) -> CompressedImage:
+        fused = self.head.fuse_inputs(image.embeds, self.fuse(image.before), SlotMarks())
         places = torch.arange(len(fused), device=fused.device)
-        signals = {**picture.attention, "text": picture.question}
-        features = Features(fused, places, picture.grid)
+        signals = {**image.attention, "text": image.question}
+        features = Features(fused, places, image.grid)
         branch = self.branch
         if branch == "auto":
-            branch = BRANCHES[int(self.gate.logits(picture.question).argmax())]
-        thin: Compressed = self.gate.by(branch, features, signals)
-        return Glance(thin.features, thin.positions)
+            branch = BRANCHES[int(self.gate.logits(image.question).argmax())]
+        compressed: Compressed = self.gate.apply_branch(branch, features, signals)
+        return CompressedImage(compressed.features, compressed.positions)
 
 
 ELASTIC_HEAD = HeadKind(ElasticHead, FeatureDraft, "elastic feature head")

@@ -1,4 +1,4 @@
-"""A draft model's prompt with pictures put in as embeddings, every token at its original slot."""
+"""The prompt of a draft model with image features as embeddings, at their original slots."""
 
 from __future__ import annotations
 
@@ -11,37 +11,37 @@ from torch import Tensor
 from mmspec import _hf
 from mmspec.compressors.contract import Compressed
 from mmspec.targets.readers.reader import Reader
-from mmspec.targets.tokens.inputs import padding
+from mmspec.targets.tokens.context import count_padding
 
-_TYPES = "token_type_ids"  # Gemma 3 and PaliGemma let some prompt tokens see ahead
+_TYPES = "token_type_ids"  # Gemma 3 and PaliGemma: bidirectional prompt tokens
 
 
-def unpadded(inputs: Mapping[str, Any]) -> tuple[list[list[int]], list[int]]:
-    """Prompt tokens per row, and the left padding taken off."""
+def remove_padding(inputs: Mapping[str, Any]) -> tuple[list[list[int]], list[int]]:
+    """Prompt tokens per row, and the left padding that was removed."""
     ids = inputs.get("input_ids")
     if ids is None:
         raise ValueError(
             "a prompt of embeddings has no image tokens to put features at; pass input_ids"
         )
-    pads = padding(inputs.get("attention_mask"), ids.shape[0])
+    pads = count_padding(inputs.get("attention_mask"), ids.shape[0])
     return [row[pad:] for row, pad in zip(ids.tolist(), pads, strict=True)], pads
 
 
-def weave(
+def merge_visual_features(
     backbone: Reader,
     inputs: Mapping[str, Any],
     visual: Sequence[Sequence[Compressed]],
     placeholders: Sequence[int],
     weighted: bool = False,
 ) -> dict[str, Tensor]:
-    """Inputs of the draft model's prefill: text embeddings and `visual` features by slot.
+    """Inputs of the draft model's prefill: text embeddings, and `visual` features at their slots.
 
-    `visual` is per row and per picture. Placeholders without a feature are left out and leave a
-    gap in the positions; rows are padded on the left. With `weighted` there is a "sizes" (B, W),
-    how often each of them counts in attention.
+    `visual` is per row and image. Placeholders without a feature are left out and leave a gap in
+    the position ids; rows are padded on the left. With `weighted` there is a "sizes" (B, W), the
+    weight of each token in attention.
     """
-    rows, pads = unpadded(inputs)
-    words = backbone.model.get_input_embeddings()
+    rows, pads = remove_padding(inputs)
+    embed_tokens = backbone.model.get_input_embeddings()
     rope = _rope(backbone, inputs)
     embeds, positions, types, sizes = [], [], [], []
     for row, (ids, pictures) in enumerate(zip(rows, visual, strict=True)):
@@ -49,44 +49,46 @@ def weave(
         text = (~torch.isin(tokens, torch.tensor(placeholders, device=tokens.device))).nonzero()[
             :, 0
         ]
-        values = words(tokens[text])
-        slots = torch.cat((text, *(picture.positions.to(text.device) for picture in pictures)))
+        values = embed_tokens(tokens[text])
+        slots = torch.cat((text, *(image.positions.to(text.device) for image in pictures)))
         order = slots.argsort(stable=True)
-        shown = [picture.features.to(values.device, values.dtype) for picture in pictures]
-        embeds.append(torch.cat((values, *shown))[order])
+        visual_features = [image.features.to(values.device, values.dtype) for image in pictures]
+        embeds.append(torch.cat((values, *visual_features))[order])
         slots = slots[order]
-        counts = [picture.sizes.to(order.device) for picture in pictures]
+        counts = [image.sizes.to(order.device) for image in pictures]
         sizes.append(torch.cat((torch.ones_like(text), *counts))[order])
         positions.append(slots if rope is None else rope[:, row, pads[row] + slots])
         if inputs.get(_TYPES) is not None:
             types.append(inputs[_TYPES][row, pads[row] + slots])
-    made = {
-        "inputs_embeds": _left(embeds, dim=0),
-        "attention_mask": _left([row.new_ones(len(row), dtype=torch.int64) for row in embeds], 0),
-        "position_ids": _left(positions, dim=-1),
+    outputs = {
+        "inputs_embeds": _pad_left(embeds, dim=0),
+        "attention_mask": _pad_left(
+            [row.new_ones(len(row), dtype=torch.int64) for row in embeds], 0
+        ),
+        "position_ids": _pad_left(positions, dim=-1),
     }
     if rope is not None:
-        made["position_ids"] = made["position_ids"].transpose(0, 1)  # (axes, B, W)
+        outputs["position_ids"] = outputs["position_ids"].transpose(0, 1)  # (axes, B, W)
     if types:
-        made[_TYPES] = _left(types, dim=0)
+        outputs[_TYPES] = _pad_left(types, dim=0)
     if weighted:
-        made["sizes"] = _left(sizes, dim=0).clamp_min(1)
-    return made
+        outputs["sizes"] = _pad_left(sizes, dim=0).clamp_min(1)
+    return outputs
 
 
 def _rope(backbone: Reader, inputs: Mapping[str, Any]) -> Tensor | None:  # (axes, B, L)
-    """Rotary positions of the whole prompt where they are more than its slots (M-RoPE)."""
+    """Rotary positions of the whole prompt where they differ from its slots (M-RoPE)."""
     if "position_ids" not in _hf.forward_names(backbone.model):
         return None
-    found = _hf.prompt_positions(backbone.model, inputs)
+    found = _hf.make_prompt_positions(backbone.model, inputs)
     if found.dim() == 3:
-        turned = found[1:] if len(found) > 3 else found  # the first of four is text order
-        return turned.expand(-1, len(inputs["input_ids"]), -1)
-    axes = backbone.family.rope_axes  # of an all-text prompt
+        positions = found[1:] if len(found) > 3 else found  # the first of four is text order
+        return positions.expand(-1, len(inputs["input_ids"]), -1)
+    axes = backbone.family.rope_axes  # a text-only prompt
     return None if axes == 1 else found.expand(axes, len(inputs["input_ids"]), -1)
 
 
-def _left(rows: Sequence[Tensor], dim: int) -> Tensor:
+def _pad_left(rows: Sequence[Tensor], dim: int) -> Tensor:
     """Stack rows that differ in length along `dim`, padded on the left with zeros."""
     width = max(row.shape[dim] for row in rows)
     padded = []

@@ -1,4 +1,4 @@
-"""Drafting with a feature head, which continues the target's own hidden states (EAGLE)."""
+"""Drafting with a feature head, which extrapolates the target's hidden states (EAGLE)."""
 
 from __future__ import annotations
 
@@ -11,66 +11,71 @@ from torch import Tensor, nn
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter, Verifier
-from mmspec.drafters.growth import DraftModel, News, Nodes, Shape
-from mmspec.drafters.neural.head_kind import HeadKind
-from mmspec.drafters.neural.head_prompt import ReadPrompt, head_prompt
+from mmspec.drafters.draft_model import (
+    DraftModel,
+    DraftNodes,
+    DraftUpdate,
+    committed_prefix,
+    draft_distribution,
+)
+from mmspec.drafters.neural.head_prompt import TargetPrompt, head_prompt
 from mmspec.drafters.neural.hydra import HYDRA_HEADS
 from mmspec.drafters.neural.multi_token import MEDUSA_HEADS, MULTI_TOKEN_HEADS, SEES
 from mmspec.drafters.neural.small_model import (
     SMALL_MODEL,
-    committed,
-    draft_distribution,
-    head_of_target,
+    build_head_drafter,
     small_model,
     waiting_block,
 )
-from mmspec.drafters.neural.target_states import (
+from mmspec.drafters.neural.target_heads import (
+    HeadKind,
+    accepted_states,
     check_axes,
     check_heads,
     guided_logits,
-    kept_states,
     prompt_padding,
 )
+from mmspec.drafters.shapes import Shape
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.state_head import SlotMarks, StateHead, StateHeadConfig
 from mmspec.recipe import Deferred, DraftModelKind, Kit, Recipe
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory, TokenBlock
-from mmspec.targets.readers.backbone import ROOM
+from mmspec.targets.readers.backbone import MAX_RESERVED_SLOTS
 from mmspec.targets.readers.hooks import LayerStatesHook, layer_states
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.tokens.context import Context
 
-KNOWN = 64  # how many of the last true states are at hand for tokens that were never seen
+MAX_KNOWN_STATES = 64  # last target states kept as substitutes for tokens without a state
 
 
 @dataclass(frozen=True, eq=False)
 class FeatureDraft(DraftModel):
-    """A draft model on top of the target's states (Li et al. 2024 and 2025, EAGLE-1 to 3).
+    """A draft model on the target's states (Li et al. 2024 and 2025, EAGLE-1 to 3).
 
-    Slot t of its memory holds the state of token t and the embedding of token t + 1, and leads to
-    the distribution of token t + 2. States of committed tokens are the target's; deeper in a draft
-    they are the head's own, and are read again as soon as the target has given the true ones:
+    Slot t of its cache holds the state of token t and the embedding of token t + 1, and predicts
+    token t + 2. States of committed tokens are the target's; deeper in a draft they are the head's
+    own, and are read again once the target has computed the true ones:
 
         token      a    b    c   [x    y ]     committed a b c, drafted x y
-        slot      a|b  b|c  c|x' x'|y          ' = what the head said of the state
+        slot      a|b  b|c  c|x' x'|y          ' = state predicted by the head
 
-    Tokens that a gate kept unseen have no state of the target's: the last states that are known
-    stand in for theirs (VVS, Dong et al. 2026).
+    Tokens accepted by a gate without a forward have no target state: the last known states are used
+    for them (VVS, Dong et al. 2026).
 
-    What becomes of slots that would read a picture, and where slots stand, is the head's to say
+    The head's configuration determines its image slots and slot positions
     (`mmspec.models.heads.state_head`), unless `visual_slots` is given.
 
     Under guidance both branches are read, each with the target's states of its own, and the logits
     are guided by the target's scale. Raises ValueError at construction for a head of another
-    target, and for a target without states to offer.
+    target, and for a target that does not provide states.
     """
 
     backbone: Reader  # the target's
     head: StateHead
     visual_slots: str | None = None
-    tap: str = field(init=False, repr=False)  # what the target calls the head's features
+    tap: str = field(init=False, repr=False)  # name of the head's features in the target
     sees: ClassVar[str] = SEES
 
     def __post_init__(self) -> None:
@@ -86,61 +91,68 @@ class FeatureDraft(DraftModel):
         return (self.head,)
 
     @property
-    def wants(self) -> frozenset[str]:
+    def required_features(self) -> frozenset[str]:
         return frozenset({self.tap}) | attention_of(self.head, self.backbone)
 
-    def begin(self, context: Context) -> _Thread:
-        told = _told(context, self.tap, attention_of(self.head, self.backbone))
-        read = head_prompt(self.head, self.backbone, told, self.visual_slots)
+    def begin(self, context: Context) -> _HeadState:
+        prompt = _read_target_prompt(context, self.tap, attention_of(self.head, self.backbone))
+        read = head_prompt(self.head, self.backbone, prompt, self.visual_slots)
         count = read.embeds.shape[1]
-        cache = SlotCache(self.head.config, count + 1 + min(context.request.room + 64, ROOM))
+        cache = SlotCache(
+            self.head.config,
+            count + 1 + min(context.request.max_new_tokens + 64, MAX_RESERVED_SLOTS),
+        )
         if count:
             cache.plan_uniform(0, count)
             self.head(
                 read.embeds,
                 read.states,
-                read.seen if any(read.pads) else None,
+                read.attention_mask if any(read.pads) else None,
                 read.positions,
                 past_key_values=cache,
                 marks=read.marks,
             )
         memory = Memory(cache, count, read.pads, read.rope, read.states[:0])
         memory.offsets, memory.axes = read.offsets, 3 if read.positions.dim() == 3 else 1
-        last = list(self.head.fused(told.features[:, -1:]))
-        return _Thread(memory, last, [*last], list(context.prompt), read.global_vector)
+        last = list(self.head.fuse(prompt.features[:, -1:]))
+        return _HeadState(memory, last, [*last], list(context.prompt), read.global_vector)
 
-    def predict_first(self, context: Context, state: _Thread) -> Categorical:
+    def predict_first(self, context: Context, state: _HeadState) -> Categorical:
         branches = len(state.fresh) // context.batch
         layout, counts = waiting_block(context, state.read, state.memory.like)
         states = state.fresh[0].new_zeros(len(state.fresh), layout.length, self.width)
         for row, fresh in enumerate(state.fresh):
-            unseen = borrowed(state.known[row], counts[row % context.batch] - len(fresh))
+            unseen = repeat_last_states(state.known[row], counts[row % context.batch] - len(fresh))
             states[row, layout.length - len(unseen) - len(fresh) :] = torch.cat((unseen, fresh))
-        out = self._read(state, layout.tiled(branches), states)
+        out = self._read(state, layout.repeat_batch(branches), states)
         state.memory.advance(counts * branches)
         state.read = [len(row) for row in context.history]
         state.fresh = [fresh[:0] for fresh in state.fresh]
-        state.said = [out[:, -1:]]
-        return draft_distribution(context, self._logits(context, state.said[0]), committed(context))
+        state.states_per_step = [out[:, -1:]]
+        return draft_distribution(
+            context, self._logits(context, state.states_per_step[0]), committed_prefix(context)
+        )
 
-    def predict(self, context: Context, state: _Thread, nodes: Nodes) -> Categorical:
+    def predict(self, context: Context, state: _HeadState, nodes: DraftNodes) -> Categorical:
         branches = len(state.fresh) // context.batch
         parent = nodes.layout.parents.expand(context.batch, -1)
         parent = parent if branches == 1 else parent.repeat(branches, 1)
-        states = torch.cat(state.said, 1).gather(1, parent[..., None].expand(-1, -1, self.width))
-        layout = nodes.block(state.memory.like).tiled(branches)
+        states = torch.cat(state.states_per_step, 1).gather(
+            1, parent[..., None].expand(-1, -1, self.width)
+        )
+        layout = nodes.block(state.memory.like).repeat_batch(branches)
         depths = nodes.layout.depths + 1
         steps = depths if len(depths) == 1 else depths.repeat(branches, 1)
-        state.said.append(self._read(state, layout, states, steps))
-        logits = self._logits(context, state.said[-1])
+        state.states_per_step.append(self._read(state, layout, states, steps))
+        logits = self._logits(context, state.states_per_step[-1])
         return draft_distribution(context, logits, nodes.prefix(context), depths)
 
-    def keep(self, context: Context, state: _Thread, news: News) -> _Thread:
-        """Take the true states of what was kept; nothing read of the draft is."""
-        for row, features in enumerate(kept_states(context, news, self.tap)):
-            states = self.head.fused(features)
+    def keep(self, context: Context, state: _HeadState, update: DraftUpdate) -> _HeadState:
+        """Append the target's states of the accepted tokens; the cached draft is dropped."""
+        for row, features in enumerate(accepted_states(context, update, self.tap)):
+            states = self.head.fuse(features)
             state.fresh[row] = torch.cat((state.fresh[row], states))
-            state.known[row] = torch.cat((state.known[row], states))[-KNOWN:]
+            state.known[row] = torch.cat((state.known[row], states))[-MAX_KNOWN_STATES:]
         return state
 
     @property
@@ -148,11 +160,11 @@ class FeatureDraft(DraftModel):
         return self.head.config.hidden_size
 
     def _read(
-        self, state: _Thread, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0
+        self, state: _HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0
     ) -> Tensor:  # (R, q, D)
         positions, mask, _ = state.memory.place(layout)
         if state.memory.axes > 1:
-            positions = state.memory.on_axes(positions)
+            positions = state.memory.spread_axes(positions)
         embeds = (self.head.embeddings or self.backbone.embed)(layout.tokens)
         marks = SlotMarks(steps, None, state.global_vector)
         cache = state.memory.cache
@@ -160,25 +172,27 @@ class FeatureDraft(DraftModel):
         return out
 
     def _logits(self, context: Context, states: Tensor) -> Tensor:  # (R, n, D) -> (B, n, V)
-        """What the head says of states, guided where both branches are read."""
+        """The head's logits of states, guided where both branches are read."""
         logits = self.head.logits(states, self.backbone.head)
-        return self.head.spread(guided_logits(context, logits))
+        return self.head.expand_logits(guided_logits(context, logits))
 
 
 @dataclass
-class _Thread:
-    """What the head remembers; R rows are B, or 2B with both branches of guidance."""
+class _HeadState:
+    """The state of a request; R rows are B, or 2B with both branches of guidance."""
 
     memory: Memory
-    fresh: list[Tensor]  # (n, D) per row: true states that no slot was made of yet
-    known: list[Tensor]  # (n, D) per row: the last true states, whatever became of them
-    read: list[int]  # (B,) known tokens that a slot was made of
-    global_vector: Tensor | None = None  # (R, 1, D) what it is told of pictures
-    said: list[Tensor] = field(default_factory=list)  # (R, n, D) each: its own, of this round
+    fresh: list[Tensor]  # (n, D) per row: target states not read yet
+    known: list[Tensor]  # (n, D) per row: the last target states
+    read: list[int]  # (B,) known tokens already read
+    global_vector: Tensor | None = None  # (R, 1, D) image vector
+    states_per_step: list[Tensor] = field(
+        default_factory=list
+    )  # (R, n, D) each: predicted in this round
 
 
-def _told(context: Context, tap: str, attention: frozenset[str]) -> ReadPrompt:
-    """What the target has read just now: the prompt, or what a turn adds to the ones before."""
+def _read_target_prompt(context: Context, tap: str, attention: frozenset[str]) -> TargetPrompt:
+    """The target's last prefill: the prompt, or the tokens added by a turn."""
     features = context.shared[tap]  # (R, L, k * H)
     count = features.shape[1]
     padding = prompt_padding(context, count)
@@ -190,12 +204,14 @@ def _told(context: Context, tap: str, attention: frozenset[str]) -> ReadPrompt:
         ids = [[0] * (count - new) + row[end - new : end] for row, end, new in rows]
         tokens = torch.tensor(ids, dtype=torch.int64, device=features.device)
     shared = context.shared
-    seen = {name: shared[name][:, -count:] for name in attention}
-    return ReadPrompt(shared["embeds"], features, padding, tokens, shared["positions"], seen)
+    attention_maps = {name: shared[name][:, -count:] for name in attention}
+    return TargetPrompt(
+        shared["embeds"], features, padding, tokens, shared["positions"], attention_maps
+    )
 
 
-def borrowed(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
-    """The last `count` states; where there are fewer, the very last one again at the end."""
+def repeat_last_states(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
+    """The last `count` states; the very last one is repeated where there are fewer."""
     index = torch.arange(count, device=known.device) + max(len(known) - count, 0)
     return known[index.clamp_max(len(known) - 1)]
 
@@ -205,34 +221,36 @@ def check_head(head: StateHead, target: Reader) -> None:
     check_heads(head, target)
     check_axes(head, target)
     head.check()
-    LayerStatesHook(target, head.taps(len(target.layers)) or ())  # refuses layers that are not
+    LayerStatesHook(
+        target, head.taps(len(target.layers)) or ()
+    )  # raises ValueError for missing layers
 
 
 def tap_of(head: StateHead, target: Reader) -> str:
-    """What a target calls the features that a head reads."""
+    """Name of the target features that a head reads."""
     layers = head.taps(len(target.layers))
     return "hidden" if layers is None else layer_states(layers)
 
 
 def attention_of(head: StateHead, target: Reader) -> frozenset[str]:
-    """Attention of the target that a head goes by; none where there are no pictures."""
+    """Attention of the target that a head needs; empty for targets without images."""
     return head.attention if target.placeholder_ids else frozenset()
 
 
 def feature_head(kit: Kit) -> Drafter:
     """A head on the target's own states (EAGLE)."""
-    return head_of_target(kit)
+    return build_head_drafter(kit)
 
 
 def text_anchored_head(kit: Kit) -> Drafter:
-    """A head that reads text alone: no slot of a visual token (Sparrow)."""
+    """A head that reads text only: no slot of a visual token (Sparrow)."""
     assert isinstance(kit.drafter, FeatureDraft)
-    return head_of_target(replace(kit, drafter=replace(kit.drafter, visual_slots="hidden")))
+    return build_head_drafter(replace(kit, drafter=replace(kit.drafter, visual_slots="hidden")))
 
 
-def state_head(words: str, maker: type[StateHead] = FeatureHead, **parts: Any) -> HeadKind:
-    """Heads that continue a target's states, of a class and with these parts."""
-    return HeadKind(maker, FeatureDraft, words, parts)
+def state_head(description: str, maker: type[StateHead] = FeatureHead, **parts: Any) -> HeadKind:
+    """The kind of heads of a class with these config values."""
+    return HeadKind(maker, FeatureDraft, description, parts)
 
 
 FEATURE_HEAD = state_head("feature head")
@@ -248,9 +266,9 @@ def with_head(
     optimisation: str = "regression on the target's states",
     **parts: Any,
 ) -> Recipe:
-    """A recipe whose drafts grow out of a head on the target's states, EAGLE's unless `kinds` say.
+    """A recipe with a head on the target's states, by default EAGLE's.
 
-    `parts` are further fields.
+    `kinds` are the kinds of heads, `parts` further fields of the recipe.
     """
     return Recipe(
         architecture=architecture,
@@ -266,7 +284,7 @@ def with_head(
 def with_draft_model(
     execution: Shape, verifier: Verifier | Deferred[Verifier], **parts: Any
 ) -> Recipe:
-    """A recipe whose drafts grow out of a small model or of heads, which see what they can.
+    """A recipe with a small draft model or a head.
 
     `parts` are further fields of the recipe.
     """

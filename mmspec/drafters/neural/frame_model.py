@@ -1,4 +1,4 @@
-"""A smaller model of the same codebooks drafts frames."""
+"""Drafting audio frames with a smaller model of the same codebooks."""
 
 from __future__ import annotations
 
@@ -13,92 +13,90 @@ from torch import Tensor
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import Keys, Lane, Noise
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.errors import described
-from mmspec.models.random_weights import random_model
+from mmspec.errors import format_value
+from mmspec.models.loading import random_model
 from mmspec.recipe import DraftModelKind, Kit
 from mmspec.targets.frames.frame_distributions import (
     Draw,
     FrameDistribution,
     ParallelDistribution,
-    keyed,
+    keyed_draw,
 )
-from mmspec.targets.frames.frames import FrameMemory, FrameReader, Frames, Outputs, scored
+from mmspec.targets.frames.frames import FrameMemory, FrameReader, Frames, Outputs, make_scores
 
 
 @dataclass
-class _FrameReading:
-    """What the draft model remembers of a request."""
+class _FrameState:
+    """The state of a request."""
 
     memories: list[FrameMemory]
-    last: list[Outputs]  # behind the prompt, until a frame was read
+    last: list[Outputs]  # after the prompt, until a frame was read
 
 
 @dataclass(frozen=True)
 class FrameModel(Drafter):
-    """Draws a chain of at most `length` frames, with the target's own noise or with its own.
+    """Draws a chain of at most `length` frames, with the target's noise or with noise of its own.
 
-    It reads the prompt of the target, and is guided as the target is.
+    It reads the target's prompt, and is guided as the target is.
     """
 
     reader: FrameReader
     length: int
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.IID)
     sees: ClassVar[str] = "prompt"
-    reads: ClassVar[bool] = True
+    reads_prompt: ClassVar[bool] = True
 
-    def drawing(self, kind: Kind) -> Drafter:
+    def with_kind(self, kind: Kind) -> Drafter:
         return FrameModel(self.reader, self.length, (kind,))
 
-    def begin(self, context: Frames) -> _FrameReading:
-        return _FrameReading(*self.reader.begin(context.request.inputs, context.request.settings))
+    def begin(self, context: Frames) -> _FrameState:
+        return _FrameState(*self.reader.begin(context.request.inputs, context.request.settings))
 
-    def propose(self, context: Frames, state: _FrameReading) -> Draft:
-        count = min(self.length, context.useful)
+    def propose(self, context: Frames, state: _FrameState) -> Draft:
+        count = min(self.length, context.max_draft_frames)
         if not count:
-            return context.nothing()
+            return context.empty_draft()
         kind, settings = self.kinds[0], context.request.settings
-        outputs = self._caught_up(context, state)
+        outputs = self._catch_up(context, state)
         frames: list[Tensor] = []
         distributions: list[FrameDistribution] = []
         for step in range(count):
-            distribution = scored(
+            distribution = make_scores(
                 self.reader, outputs, context.steps + step, settings
             ).distribution[:, 0]
-            frame, said = _drawn(
-                distribution, _draw(kind, context.noise, context.steps[:, 0] + step, step)
+            frame, recorded_distributions = _draw_frame(
+                distribution, _sampler(kind, context.noise, context.steps[:, 0] + step, step)
             )
             frames.append(frame)
-            distributions.append(said)
+            distributions.append(recorded_distributions)
             if step + 1 < count:
                 outputs = self._read(context, state, frame, step)
         tokens = torch.stack(frames, 1)
-        return Draft.chain(tokens, kind, None if kind is Kind.RACE else _joined(distributions))
+        return Draft.chain(tokens, kind, None if kind is Kind.RACE else _join_frames(distributions))
 
     def observe(
-        self, context: Frames, state: _FrameReading, draft: Draft, scores: Scores, kept: Round
-    ) -> _FrameReading:
+        self, context: Frames, state: _FrameState, draft: Draft, scores: Scores, round_: Round
+    ) -> _FrameState:
         for row, memory in enumerate(state.memories):
-            accepted = min(kept.accepted[row], max(draft.nodes - 1, 0))
-            now = len(context.history[row]) - len(kept.tokens[row])
+            accepted = min(round_.accepted[row], max(draft.nodes - 1, 0))
+            now = len(context.history[row]) - len(round_.tokens[row])
             if not context.finished[row] and draft.nodes:
                 memory.frames = now + accepted
         return state
 
-    def _caught_up(self, context: Frames, state: _FrameReading) -> list[Outputs]:
-        """Read what was said since, and answer for the place behind it, per row."""
+    def _catch_up(self, context: Frames, state: _FrameState) -> list[Outputs]:
+        """Read the frames emitted since; returns the outputs after them, per row."""
         for row, memory in enumerate(state.memories):
             if context.finished[row] or memory.frames == len(context.history[row]):
                 continue
-            frames = context.unread(row, memory)
+            frames = context.unread_frames(row, memory)
             memory.plan(len(frames))
             state.last[row] = tuple(one[-1:] for one in self.reader.read(memory, frames))
             memory.frames += len(frames)
         return state.last
 
-    def _read(
-        self, context: Frames, state: _FrameReading, frame: Tensor, step: int
-    ) -> list[Outputs]:
-        """Read a drafted frame of every row, which is not kept yet."""
+    def _read(self, context: Frames, state: _FrameState, frame: Tensor, step: int) -> list[Outputs]:
+        """Read a drafted frame of every row, which is not cached yet."""
         found = list[Outputs]()
         for row, memory in enumerate(state.memories):
             if context.finished[row]:
@@ -109,30 +107,32 @@ class FrameModel(Drafter):
         return found
 
 
-def _draw(kind: Kind, noise: Any, steps: Tensor, step: int) -> Draw:
-    """Codes with the noise of their place, or with noise of the drafter's own."""
+def _sampler(kind: Kind, noise: Any, steps: Tensor, step: int) -> Draw:
+    """Sampler of codes with the noise of their position, or with noise of the drafter's own."""
     if kind is Kind.RACE:
-        return keyed(Keys(noise.shared(steps[:, None]).key[:, 0]))
+        return keyed_draw(Keys(noise.shared_keys(steps[:, None]).key[:, 0]))
     own: Noise = noise
     index = torch.tensor([step], device=steps.device)
-    return keyed(Keys(own.fresh(Lane.DRAFT, index).key[:, 0]))
+    return keyed_draw(Keys(own.fresh_keys(Lane.DRAFT, index).key[:, 0]))
 
 
-def _drawn(distribution: FrameDistribution, draw: Draw) -> tuple[Tensor, ParallelDistribution]:
+def _draw_frame(distribution: FrameDistribution, draw: Draw) -> tuple[Tensor, ParallelDistribution]:
     """A frame per row (B, K), and the distributions that its codes were drawn from."""
-    said: list[Categorical] = []
+    recorded_distributions: list[Categorical] = []
 
-    def recorded(one: Categorical, book: int) -> Tensor:
-        said.append(one)
+    def record(one: Categorical, book: int) -> Tensor:
+        recorded_distributions.append(one)
         return draw(one, book)
 
-    blank = distribution.forced.clamp_min(0)
-    frame = distribution.completed(blank, torch.zeros_like(blank[:, 0]), recorded)
-    return frame, ParallelDistribution(Categorical.stack(said), distribution.forced)
+    blank = distribution.fixed_codes.clamp_min(0)
+    frame = distribution.complete(blank, torch.zeros_like(blank[:, 0]), record)
+    return frame, ParallelDistribution(
+        Categorical.stack(recorded_distributions), distribution.fixed_codes
+    )
 
 
-def _joined(distributions: list[FrameDistribution]) -> ParallelDistribution:
-    """Recorded distributions of following frames, (B, N)."""
+def _join_frames(distributions: list[FrameDistribution]) -> ParallelDistribution:
+    """Recorded distributions of consecutive frames, (B, N)."""
     codes = Categorical.stack(
         [
             distribution.codes
@@ -141,7 +141,7 @@ def _joined(distributions: list[FrameDistribution]) -> ParallelDistribution:
         ]
     )
     return ParallelDistribution(
-        codes, torch.stack([distribution.forced for distribution in distributions], 1)
+        codes, torch.stack([distribution.fixed_codes for distribution in distributions], 1)
     )
 
 
@@ -149,7 +149,7 @@ def _joined(distributions: list[FrameDistribution]) -> ParallelDistribution:
 class _FrameModelKind(DraftModelKind):
     """A model of the target's own class, with its codebooks."""
 
-    words: ClassVar[str] = "draft model"
+    description: ClassVar[str] = "draft model"
 
     def accepts(self, model: Any) -> bool:
         return isinstance(model, torch.nn.Module)
@@ -182,5 +182,5 @@ FRAME_MODEL = _FrameModelKind()
 
 def frame_model(kit: Kit) -> Drafter:
     """A smaller model of the same codebooks."""
-    assert kit.drafter is not None, described(kit)
-    return FrameModel(kit.drafter, kit.shape.length.most)
+    assert kit.drafter is not None, format_value(kit)
+    return FrameModel(kit.drafter, kit.shape.length.max_length)

@@ -1,4 +1,4 @@
-"""MASSV: a small language model that sees through the vision encoder of the target."""
+"""MASSV: a small language model that reads the features of the target's vision encoder."""
 
 from __future__ import annotations
 
@@ -11,8 +11,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mmspec.draft import Drafter
-from mmspec.drafters.neural.sight import TargetFeatures, checked, target_features
-from mmspec.drafters.neural.small_model import SmallModel, SmallModelKind, grown
+from mmspec.drafters.neural.draft_inputs import (
+    TargetFeatureInputs,
+    resolve_compressor,
+    target_features,
+)
+from mmspec.drafters.neural.small_model import SmallModel, SmallModelKind, build_autoregressive
 from mmspec.recipe import Kit
 from mmspec.targets.readers.reader import Reader
 
@@ -29,10 +33,10 @@ class Widths:
 
 
 class Projector(nn.Module):
-    """Vision features of the target to embeddings of the draft model: linear, GELU, linear.
+    """Projects the target's vision features to draft embeddings: linear, GELU, linear.
 
-    It reads the features of the target's vision *tower* where there is one per image token (LLaVA,
-    PaliGemma), else those behind the target's own projector; `source_width` says how wide they are.
+    It reads the features of the target's vision *tower* if there is one per image token (LLaVA,
+    PaliGemma), else those after the target's own projector; see `source_width`.
     """
 
     def __init__(self, source: int, drafter: int, hidden: int | None = None) -> None:
@@ -48,13 +52,13 @@ class Projector(nn.Module):
 
 
 def save(folder: str | Path, model: Any, projector: Projector) -> None:
-    """Write a draft model: an ordinary language model's folder with the projector beside it."""
+    """Save a draft model: the folder of a language model, with the projector."""
     model.save_pretrained(folder)
     save_projector(folder, projector)
 
 
 def save_projector(folder: str | Path, projector: Projector) -> None:
-    """Write the projector into an existing folder."""
+    """Write the projector into a folder."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: weight.contiguous() for name, weight in projector.state_dict().items()}
@@ -63,7 +67,7 @@ def save_projector(folder: str | Path, projector: Projector) -> None:
 
 
 def load_projector(folder: str | Path) -> Projector:
-    """Read a projector. Raises ValueError where the folder has none."""
+    """Load a projector. Raises ValueError where the folder has none."""
     folder = Path(folder)
     if not (folder / WEIGHTS).exists() or not (folder / CONFIG).exists():
         raise ValueError(
@@ -76,7 +80,7 @@ def load_projector(folder: str | Path) -> Projector:
 
 
 def projector_of(model: Any, given: Any) -> Projector:
-    """The projector given: an object, a folder, or None for the folder `model` came from."""
+    """The projector given: an object, a folder, or None for the folder of `model`."""
     if isinstance(given, Projector):
         return given
     if given is None and not model.config._name_or_path:
@@ -105,29 +109,31 @@ def source_width(target: Reader) -> int:
 
 
 def massv_model(kit: Kit) -> Drafter:
-    """A small language model behind the target's vision tower and its own projector (MASSV).
+    """A small language model on the target's vision tower, with its own projector (MASSV).
 
-    A draft model with a vision encoder of its own, as wide as the target, needs no projector: it
-    reads the target's projected features as they are.
+    A draft model with a vision encoder, as wide as the target, needs no projector: it reads the
+    target's projected features directly.
     """
     assert kit.drafter is not None
     if kit.sees != "target-features":
-        raise ValueError(f"MASSV sees the target's features, not {kit.sees!r}; drop sees=")
+        raise ValueError(f"MASSV reads the target's features, not {kit.sees!r}; drop sees=")
     if kit.options["projector"] is None and kit.drafter.family.media:
-        return grown(kit, SmallModel(kit.drafter, target_features(kit)))
+        return build_autoregressive(kit, SmallModel(kit.drafter, target_features(kit)))
     projector = projector_of(kit.drafter.model, kit.options["projector"])
     source = source_width(kit.target)
     check_widths(projector, source, kit.drafter.config.hidden_size)
     layout = kit.target.feature_layout(tower=True)
-    thinning = None if kit.compressor is None else checked(kit.compressor, kit.target, source)
-    view = TargetFeatures(layout, kit.target, thinning, projector)
-    return grown(kit, SmallModel(kit.drafter, view))
+    thinning = (
+        None if kit.compressor is None else resolve_compressor(kit.compressor, kit.target, source)
+    )
+    view = TargetFeatureInputs(layout, kit.target, thinning, projector)
+    return build_autoregressive(kit, SmallModel(kit.drafter, view))
 
 
-def _save_beside(drafter: Any, folder: Path) -> None:
-    """Write the projector of a drafter that has one."""
-    if drafter.model.sight.projector is not None:
-        save_projector(folder, drafter.model.sight.projector)
+def _save_extra(drafter: Any, folder: Path) -> None:
+    """Save the projector of a drafter that has one."""
+    if drafter.model.inputs.projector is not None:
+        save_projector(folder, drafter.model.inputs.projector)
 
 
-PROJECTED = SmallModelKind(beside=_save_beside)
+PROJECTED = SmallModelKind(save_extra=_save_extra)

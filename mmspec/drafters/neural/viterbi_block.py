@@ -1,4 +1,4 @@
-"""Blocks of tokens out of multi-token heads: the best path through their candidates (Codec-MTP)."""
+"""Blocks of tokens from multi-token heads: the best path through their candidates (Codec-MTP)."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from typing import Any, ClassVar
 
 import torch
 
-from mmspec.codes.bigrams import Bigrams
-from mmspec.codes.trellis import best_path
+from mmspec.codes.bigrams import Bigrams, best_path
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.chosen_kind import ChoosesKind
-from mmspec.drafters.growth import News
-from mmspec.drafters.lengths.length import useful
+from mmspec.drafters.draft_model import (
+    DraftUpdate,
+    MultiKindDrafter,
+    committed_prefix,
+    draft_distribution,
+)
+from mmspec.drafters.lengths.length import max_useful_length
 from mmspec.drafters.neural.multi_token import MultiTokenDraft
-from mmspec.drafters.neural.small_model import OfModel, committed, draft_distribution
+from mmspec.drafters.neural.small_model import ModelDrafter
 from mmspec.errors import check_number
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.recipe import LINEAR, Kit
@@ -23,21 +26,21 @@ from mmspec.targets.tokens.context import Context
 
 @dataclass(frozen=True)
 class BlockShape:
-    """Blocks of as many tokens as the option `n` says."""
+    """Blocks of `n` tokens, where `n` is an option."""
 
-    words: str = "block of n tokens"
+    description: str = "block of n tokens"
     walk: ClassVar[str] = LINEAR
 
 
 @dataclass(frozen=True, eq=False)
-class ViterbiBlock(ChoosesKind, OfModel):
-    """Drafts `n` - 1 tokens behind the newest one: the best path through what the heads say.
+class ViterbiBlock(MultiKindDrafter, ModelDrafter):
+    """Drafts `n` - 1 tokens after the newest one: the best path through the heads' candidates.
 
     Nguyen et al. 2025. Candidates are the `k` best of each head; `lam` weighs the transitions
-    between them, counted in the training text and kept beside the heads. Scores carry the target's
-    own noise of their places, so that a block is sampled as it is maximised, and one of one token
-    is plain decoding. Raises ValueError at construction for knobs without a meaning, more places
-    than heads, and heads without counts (`lam`=0 needs none).
+    between them, counted in the training text and stored with the heads. Scores include the
+    target's noise of their positions, so that maximisation samples a block, and one of one token is
+    plain decoding. Raises ValueError at construction for invalid options, more positions than
+    heads, and heads without counts (`lam`=0 needs none).
     """
 
     model: MultiTokenDraft
@@ -54,7 +57,7 @@ class ViterbiBlock(ChoosesKind, OfModel):
         config = self.model.heads.config
         if self.n - 1 > config.num_heads:
             raise ValueError(
-                f"n={self.n} tokens a block need {self.n - 1} heads behind the target's own, but "
+                f"n={self.n} tokens a block need {self.n - 1} heads after the target's own, but "
                 f"there are {config.num_heads}; give n={config.num_heads + 1} or less"
             )
         if self.lam and not config.num_bigrams:
@@ -63,46 +66,46 @@ class ViterbiBlock(ChoosesKind, OfModel):
                 "counts of them; give lam=0, or heads with bigrams (mmspec.codes.bigrams)"
             )
 
-    def begin(self, context: Context) -> _Blocks:
+    def begin(self, context: Context) -> _BlockState:
         assert isinstance(self.model.heads, MultiTokenHeads)
         table = self.model.heads.bigrams if self.lam else None
         bigrams = None if table is None else Bigrams(table, context.vocabulary)
-        return _Blocks(self.model.begin(context), bigrams)
+        return _BlockState(self.model.begin(context), bigrams)
 
-    def propose(self, context: Context, state: _Blocks) -> Draft:
-        count = min(self.n - 1, useful(context))
+    def propose(self, context: Context, state: _BlockState) -> Draft:
+        count = min(self.n - 1, max_useful_length(context))
         if not count:
-            return context.nothing()
+            return context.empty_draft()
         places = torch.arange(count, device=context.device)[None]
-        logits = self.model.ahead(context, state.model, count)
+        logits = self.model.predict_ahead(context, state.model, count)
         distribution, kind = (
-            draft_distribution(context, logits, committed(context), places),
+            draft_distribution(context, logits, committed_prefix(context), places),
             self.kinds[0],
         )
         scores = distribution.scores
         if kind is Kind.RACE:
-            scores = distribution.perturbed(context.noise.shared(context.position() + places))
+            scores = distribution.perturb(context.noise.shared_keys(context.position() + places))
         last = torch.tensor([row[-1] for row in context.history], device=context.device)
         return Draft.chain(best_path(scores, last, state.bigrams, self.k, self.lam), kind)
 
     def observe(
-        self, context: Context, state: _Blocks, draft: Draft, scores: Scores, kept: Round
-    ) -> _Blocks:
-        news = News(draft, scores, kept, ((),) * draft.batch, 0, ())
+        self, context: Context, state: _BlockState, draft: Draft, scores: Scores, round_: Round
+    ) -> _BlockState:
+        news = DraftUpdate(draft, scores, round_, ((),) * draft.batch, 0, ())
         return replace(state, model=self.model.keep(context, state.model, news))
 
 
 @dataclass(frozen=True)
-class _Blocks:
-    """What is remembered of a request."""
+class _BlockState:
+    """The state of a request."""
 
     model: Any
     bigrams: Bigrams | None
 
 
 def viterbi_block(kit: Kit) -> Drafter:
-    """Multi-token heads, and the best path through what they say."""
+    """Multi-token heads, and the best path through their candidates."""
     if not isinstance(kit.shape, BlockShape):
-        raise ValueError("a block has as many tokens as n= says; drop length= and tree=")
+        raise ValueError("the option n= sets the tokens of a block; do not give length= or tree=")
     assert isinstance(kit.drafter, MultiTokenDraft)
     return ViterbiBlock(kit.drafter, *(kit.options[name] for name in ("n", "k", "lam")))

@@ -1,4 +1,4 @@
-"""How much each member of an ensemble counts: fixed weights, or weights chosen while decoding."""
+"""Weights of the members of an ensemble: fixed, or adapted while decoding."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 
 class Weighting(Protocol):
-    """Gives every row of a batch its own weights."""
+    """Weights per batch row."""
 
-    learns: ClassVar[bool]  # whether it wants evidence
+    learns: ClassVar[bool]  # whether it needs evidence
 
     def begin(self, batch: int, members: int, device: torch.device) -> Any: ...
     def weights(self, state: Any) -> Tensor: ...  # (B, M), rows sum to 1
@@ -24,7 +24,7 @@ class Weighting(Protocol):
 
 @dataclass(frozen=True)
 class Evidence:
-    """What one row learned in a round, at T places that the target has judged."""
+    """The distributions of one row in a round, at T verified positions."""
 
     members: Tensor  # (T, M, V) distribution of each member
     target: Tensor  # (T, V) distribution of the target
@@ -32,16 +32,14 @@ class Evidence:
 
 @dataclass(frozen=True)
 class FixedWeights:
-    """The same weights all the time; uniform ones where none are given (IbED)."""
+    """Constant weights; by default uniform (IbED)."""
 
     values: tuple[float, ...] | None = None
     learns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         if self.values is not None and (min(self.values) < 0 or sum(self.values) <= 0):
-            raise ValueError(
-                f"weights {self.values} are no weights; give numbers from 0 up, not all 0"
-            )
+            raise ValueError(f"weights {self.values} must be at least 0 and not all 0")
 
     def begin(self, batch: int, members: int, device: torch.device) -> Tensor:
         values = (1.0,) * members if self.values is None else self.values
@@ -59,16 +57,15 @@ class FixedWeights:
 
 @dataclass(frozen=True)
 class Agreement:
-    """TABED's weights: the grid point that would have named the target's choice most often.
+    """TABED's weights: the grid point that would have agreed most often with the target's choice.
 
-    Counts argmax(sum w_m q_m) == argmax p over the places judged so far, or over the last
-    `window` of them; ties go to the smallest sum of KL(p || q_w), then to the earlier point.
-    Every row decides by its own history, so that its draft does not depend on its batch. Uniform
-    until something was judged.
+    Counts argmax(sum w_m q_m) == argmax p over the verified positions, or over the last `window` of
+    them; ties go to the smallest sum of KL(p || q_w), then to the earlier point. Every row uses its
+    own history, so that its draft does not depend on its batch. Uniform until there is evidence.
     """
 
     steps: int = 10  # 1 / step of the grid
-    window: int = 0  # 0 = all the past
+    window: int = 0  # 0 = the whole history
     learns: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -78,25 +75,27 @@ class Agreement:
                 "0 up"
             )
 
-    def begin(self, batch: int, members: int, device: torch.device) -> _Judged:
+    def begin(self, batch: int, members: int, device: torch.device) -> _GridHistory:
         grid = simplex(members, self.steps).to(device)
-        return _Judged(grid, [torch.zeros(0, 2, len(grid), device=device)] * batch)
+        return _GridHistory(grid, [torch.zeros(0, 2, len(grid), device=device)] * batch)
 
-    def weights(self, state: _Judged) -> Tensor:
-        return torch.stack([_best(state.grid, past) for past in state.past])
+    def weights(self, state: _GridHistory) -> Tensor:
+        return torch.stack([_best_weights(state.grid, past) for past in state.past])
 
-    def observe(self, state: _Judged, evidence: Sequence[Evidence]) -> _Judged:
+    def observe(self, state: _GridHistory, evidence: Sequence[Evidence]) -> _GridHistory:
         past = []
         for old, new in zip(state.past, evidence, strict=True):
-            rows = torch.cat((old, _judge(state.grid, new)))
+            rows = torch.cat((old, _score_grid(state.grid, new)))
             if self.window == 0:  # only the sum matters
                 rows = rows.sum(0, keepdim=True)[: len(rows)]
             past.append(rows[-self.window :] if self.window else rows)
-        return _Judged(state.grid, past)
+        return _GridHistory(state.grid, past)
 
 
 @dataclass(frozen=True)
-class _Judged:
+class _GridHistory:
+    """Agreement of every grid point with the target."""
+
     grid: Tensor  # (G, M)
     past: list[Tensor]  # per row (T, 2, G): agreements and divergences of every grid point
 
@@ -115,7 +114,7 @@ def _simplex(members: int, steps: int) -> list[list[int]]:
     return points
 
 
-def _judge(grid: Tensor, evidence: Evidence) -> Tensor:  # (T, 2, G)
+def _score_grid(grid: Tensor, evidence: Evidence) -> Tensor:  # (T, 2, G)
     rows = []
     # one by one, because V is large
     for members, target in zip(evidence.members, evidence.target, strict=True):
@@ -127,7 +126,7 @@ def _judge(grid: Tensor, evidence: Evidence) -> Tensor:  # (T, 2, G)
     return torch.stack(rows) if rows else grid.new_zeros(0, 2, len(grid))
 
 
-def _best(grid: Tensor, past: Tensor) -> Tensor:  # (M,)
+def _best_weights(grid: Tensor, past: Tensor) -> Tensor:  # (M,)
     if not len(past):
         return grid.new_full(grid.shape[1:], 1 / grid.shape[1])
     agrees, divergence = past.sum(0)

@@ -1,1 +1,1 @@
-"""Drafts of whole rows of a picture."""
+"""Drafts of whole rows of an image."""

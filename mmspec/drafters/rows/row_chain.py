@@ -1,4 +1,4 @@
-"""Chains of what is known of a picture, gaps and all: what is read, proposed, and drawn behind."""
+"""Chains of the known codes of an image, with gaps: what is read, proposed and drawn."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.codes.grid import Grid
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import Keys
-from mmspec.draft import Draft, Kind, Reading, Scores, categorical
+from mmspec.draft import Draft, Kind, NodeInputs, Scores, as_categorical
 
 
 @dataclass(frozen=True)
@@ -19,8 +19,8 @@ class DraftedCode:
     """A code that is not committed yet."""
 
     token: int
-    settled: bool = False  # judged already, or drawn from the target
-    scores: Tensor | None = None  # (V,) the distribution it was drawn from; None = without one
+    is_final: bool = False  # verified, or drawn from the target
+    scores: Tensor | None = None  # (V,) distribution it was drawn from; None = none
 
 
 @dataclass(frozen=True)
@@ -28,67 +28,67 @@ class RowChain:
     """The chain of one batch row."""
 
     start: int  # new tokens before it
-    nodes: tuple[tuple[int, int], ...]  # places behind them, tokens
-    sure: int  # how many of the nodes, from the first, stand without a gap
+    nodes: tuple[tuple[int, int], ...]  # positions after them, tokens
+    num_contiguous: int  # leading nodes without a gap
     fronts: tuple[
         tuple[int, int], ...
     ]  # rows of the distribution to draw from, and the offsets to fill
 
 
-def said(grid: Grid, held: Mapping[int, DraftedCode], offset: int) -> int | None:
-    """The token there, if it is known."""
-    return held[offset].token if offset in held else grid.forced(offset)
+def known_token(grid: Grid, drafted_codes: Mapping[int, DraftedCode], offset: int) -> int | None:
+    """The token at an offset, if it is known."""
+    return drafted_codes[offset].token if offset in drafted_codes else grid.forced_token(offset)
 
 
-def drafted(
-    lines: Sequence[RowChain],
-    held: Sequence[Mapping[int, DraftedCode]],
+def build_draft(
+    chains: Sequence[RowChain],
+    drafted_codes: Sequence[Mapping[int, DraftedCode]],
     like: Categorical,
     kind: Kind,
 ) -> Draft:
-    """The chains of all rows as one draft; `like` (B, 0) is a distribution over the target's vocabulary.
+    """The chains of all rows as one draft; `like` (B, 0) has the target's vocabulary.
 
-    A code without a distribution of its own and a forced token are point masses; what stands behind
-    a gap is read and is no proposal.
+    A code without a distribution and a forced token are point masses; nodes after a gap are read
+    but are not proposals.
     """
-    width, device = max(len(line.nodes) for line in lines), like.scores.device
-    nodes = [[*line.nodes, *[(0, 0)] * (width - len(line.nodes))] for line in lines]
+    width, device = max(len(chain.nodes) for chain in chains), like.scores.device
+    nodes = [[*chain.nodes, *[(0, 0)] * (width - len(chain.nodes))] for chain in chains]
     places = torch.tensor(nodes, device=device)  # (B, N, 2)
-    sure = torch.tensor([[line.sure] for line in lines], device=device)
-    mask = torch.arange(width, device=device) < sure
-    scores = like.scores.new_zeros(len(lines), width, like.size)
-    for row, line in enumerate(lines):
-        for node, (place, token) in enumerate(line.nodes[: line.sure]):
-            code = held[row].get(line.start + place)
+    num_contiguous = torch.tensor([[chain.num_contiguous] for chain in chains], device=device)
+    mask = torch.arange(width, device=device) < num_contiguous
+    scores = like.scores.new_zeros(len(chains), width, like.size)
+    for row, chain in enumerate(chains):
+        for node, (place, token) in enumerate(chain.nodes[: chain.num_contiguous]):
+            code = drafted_codes[row].get(chain.start + place)
             if code is None or code.scores is None:
                 scores[row, node] = -torch.inf
                 scores[row, node, token] = 0
             else:
                 scores[row, node] = code.scores
     draft = Draft.chain(places[..., 1], kind, Categorical(scores, like.hard), mask)
-    return replace(draft, reading=Reading(ahead=places[..., 0]))
+    return replace(draft, node_inputs=NodeInputs(relative_positions=places[..., 0]))
 
 
-def drawn(
+def draw_codes(
     fronts: Sequence[Sequence[tuple[int, int]]],
     scores: Scores,
     keys: Callable[[Tensor], Keys],
-    settled: bool,
+    is_final: bool,
 ) -> list[dict[int, DraftedCode]]:
-    """By offset, one code for every front of each batch row, drawn with `keys` of its position."""
+    """By offset, one code for every front of each batch row, drawn with the `keys` of positions."""
     width = max(map(len, fronts))
     if not width:
         return [{} for _ in fronts]
-    index = [[place for place, _ in line] + [0] * (width - len(line)) for line in fronts]
+    index = [[place for place, _ in chain] + [0] * (width - len(chain)) for chain in fronts]
     place = torch.tensor(index, device=scores.position.device)  # (B, F) rows of the distribution
-    distribution = categorical(scores.distribution)[
+    distribution = as_categorical(scores.distribution)[
         torch.arange(len(index), device=place.device)[:, None], place
     ]
     tokens = distribution.sample(keys(scores.position.gather(1, place))).tolist()
     return [
         {
-            offset: DraftedCode(tokens[row][step], settled, distribution.scores[row, step])
-            for step, (_, offset) in enumerate(line)
+            offset: DraftedCode(tokens[row][step], is_final, distribution.scores[row, step])
+            for step, (_, offset) in enumerate(chain)
         }
-        for row, line in enumerate(fronts)
+        for row, chain in enumerate(fronts)
     ]

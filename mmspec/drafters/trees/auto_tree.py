@@ -1,10 +1,11 @@
-"""The tree that makes most tokens per second on this machine, learned while decoding."""
+"""The tree with the highest throughput on this machine, learned while decoding."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from statistics import fmean, median
 from typing import Any, ClassVar
 
 import torch
@@ -12,91 +13,143 @@ from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind, Round
-from mmspec.drafters.growth import Chain, DraftModel, News, Shape, Sprout, StaticTree
+from mmspec.drafters.draft_model import DraftModel, DraftUpdate, GrownDraft
 from mmspec.drafters.lengths.length import Fixed
-from mmspec.drafters.lengths.linear_timings import LinearTimings
+from mmspec.drafters.shapes import Chain, Shape, StaticTree
 from mmspec.drafters.trees.draws import draw
 from mmspec.drafters.trees.tree_budget import TreeBudget
 from mmspec.recipe import TREE
 from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree
 
-_OPENING = (3, 3, 1, 1, 6, 6)  # lengths of the first chains, for timings to tell sizes apart
-_AGAIN = 128  # rounds until the tree is chosen anew; sooner at first, after 16, 32 and 64
+_WARMUP_DEPTHS = (3, 3, 1, 1, 6, 6)  # lengths of the first chains, to time several sizes
+_PERIOD = 128  # rounds until the tree is chosen anew; sooner at first, after 16, 32 and 64
 _DECAY = 0.98
-_PRIOR = (0.6, 0.15, 0.06, 0.03)  # chances by rank before anything was seen
-_DOUBT = 2.0  # looks that the prior counts for
-_LEVEL_DOUBT = 8.0  # looks at a level that those at all levels count for
-_TRIED = 32  # in one round of so many a chain half as long is timed
-_BEYOND = 1.5  # how far past the sizes that were timed a tree may go
+_PRIOR = (0.6, 0.15, 0.06, 0.03)  # prior probability of each rank
+_PRIOR_COUNT = 2.0  # looks that the prior counts for
+_LEVEL_PRIOR_COUNT = 8.0  # looks at a level that those at all levels count for
+_PROBE_PERIOD = 32  # in one round of so many a chain half as long is timed
+_GROWTH_LIMIT = 1.5  # largest tree, relative to the sizes timed
+_ROUNDS = 128  # timings kept per part of a round
+
+
+class LinearTimings:
+    """Seconds of the last rounds, as a linear function of their size.
+
+    Only the last rounds count, so that the slow first ones of a process drop out. With `from_zero`
+    the line passes through the origin, as for drafting, level by level.
+    """
+
+    def __init__(self, from_zero: bool = False, rounds: Iterable[tuple[int, float]] = ()) -> None:
+        self.from_zero, self.rounds = from_zero, list(rounds)[-_ROUNDS:]
+
+    def add(self, size: int, seconds: float) -> None:
+        self.rounds = [*self.rounds[1 - _ROUNDS :], (size, seconds)]
+
+    def copy(self) -> LinearTimings:
+        return LinearTimings(self.from_zero, self.rounds)
+
+    def __len__(self) -> int:
+        return len(self.rounds)
+
+    @property
+    def largest(self) -> int:
+        """The largest size timed recently; 1 without timings."""
+        return max((size for size, _ in self.rounds), default=1)
+
+    def line(self) -> tuple[float, float]:
+        """Seconds at size 0 and per further unit of size; neither is below 0.
+
+        Least squares over the median of every size, weighted by its number of timings.
+        """
+        if self.from_zero:
+            return 0.0, median(seconds / size for size, seconds in self.rounds)
+        sizes = [size for size, _ in self.rounds]
+        typical = {
+            one: median(seconds for size, seconds in self.rounds if size == one)
+            for one in set(sizes)
+        }
+        costs = [typical[size] for size in sizes]
+        middle, mean = fmean(sizes), fmean(costs)
+        spread = sum((size - middle) ** 2 for size in sizes)
+        pairs = zip(sizes, costs, strict=True)
+        leaning = sum((size - middle) * (cost - mean) for size, cost in pairs)
+        slope = min(max(leaning / spread, 0.0), mean / middle) if spread else 0.0
+        return mean - slope * middle, slope
 
 
 @dataclass
-class TreeHabits:
-    """What `AutoTree` has learned: which rank of the drafter's is right, and what sizes cost."""
+class TreeStatistics:
+    """The statistics of `AutoTree`: acceptance by rank of the candidate, and cost by size."""
 
-    ranks: list[float]  # how often the next token was the drafter's best, its second, ...
-    looks: float = 0.0
+    ranks: list[float]  # counts of the next token being the drafter's best, second, ...
+    num_observed: float = 0.0
     draft: LinearTimings = field(default_factory=partial(LinearTimings, True))  # by levels
     verify: LinearTimings = field(default_factory=LinearTimings)  # of chains, by nodes
-    branched: LinearTimings = field(default_factory=LinearTimings)  # of trees: paths are moved
-    levels: list[tuple[float, float]] = field(default_factory=list)  # best token right, and looks
-    tree: Tree = field(default_factory=lambda: Tree.chain(_OPENING[0]))
+    tree_verify: LinearTimings = field(
+        default_factory=LinearTimings
+    )  # of trees, whose paths are moved in the cache
+    levels: list[tuple[float, float]] = field(
+        default_factory=list
+    )  # best token right, and observations
+    tree: Tree = field(default_factory=lambda: Tree.chain(_WARMUP_DEPTHS[0]))
     batch: int = 0
     rounds: int = 0
-    best: Tensor | None = None  # (B, n, K) what the drafter ranked first at what it read
+    best: Tensor | None = None  # (B, n, K) the drafter's best tokens at each node read
 
-    def copy(self) -> TreeHabits:
-        again = replace(self, ranks=list(self.ranks), levels=list(self.levels), best=None)
-        again.draft, again.verify = self.draft.copy(), self.verify.copy()
-        again.branched = self.branched.copy()
-        return again
+    def copy(self) -> TreeStatistics:
+        copied = replace(self, ranks=list(self.ranks), levels=list(self.levels), best=None)
+        copied.draft, copied.verify = self.draft.copy(), self.verify.copy()
+        copied.tree_verify = self.tree_verify.copy()
+        return copied
 
     def rates(self) -> tuple[float, ...]:
-        """The chance that child j is right, by rank; alike at all nodes."""
-        whole = self.looks + _DOUBT
+        """P(child j is right), by rank; the same at all nodes."""
+        whole = self.num_observed + _PRIOR_COUNT
         pairs = zip(self.ranks, _PRIOR, strict=False)
-        return tuple((seen + _DOUBT * prior) / whole for seen, prior in pairs)
+        return tuple((observed + _PRIOR_COUNT * prior) / whole for observed, prior in pairs)
 
-    def chains(self, longest: int) -> list[float]:
+    def chains(self, max_depth: int) -> list[float]:
         """Expected tokens of a round with a chain of 0, 1, ... drafted tokens.
 
-        Drafters err more often further ahead, so the best token's chance is that of its level.
+        Drafters err more often further ahead, so the best token's probability is that of its level.
         """
-        found, kept, everywhere = [1.0], 1.0, self.rates()[0]
-        for level in range(longest):
-            right, looks = self.levels[level] if level < len(self.levels) else (0.0, 0.0)
-            kept *= (right + _LEVEL_DOUBT * everywhere) / (looks + _LEVEL_DOUBT)
-            found.append(found[-1] + kept)
+        found, expected, everywhere = [1.0], 1.0, self.rates()[0]
+        for level in range(max_depth):
+            right, num_observed = self.levels[level] if level < len(self.levels) else (0.0, 0.0)
+            expected *= (right + _LEVEL_PRIOR_COUNT * everywhere) / (
+                num_observed + _LEVEL_PRIOR_COUNT
+            )
+            found.append(found[-1] + expected)
         return found
 
-    def saw(self, level: int, rank: int | None) -> None:
-        """Which rank of the drafter's was right at that level; None = none of those known."""
+    def record_rank(self, level: int, rank: int | None) -> None:
+        """Record which rank of the drafter was right at a level; None = none of the known ones."""
         self.ranks = [_DECAY * count for count in self.ranks]
-        self.looks = _DECAY * self.looks + 1
+        self.num_observed = _DECAY * self.num_observed + 1
         if rank is not None:
             self.ranks[rank] += 1
         self.levels += [(0.0, 0.0)] * (level + 1 - len(self.levels))
-        right, looks = self.levels[level]
-        self.levels[level] = (_DECAY * right + (rank == 0), _DECAY * looks + 1)
+        right, num_observed = self.levels[level]
+        self.levels[level] = (_DECAY * right + (rank == 0), _DECAY * num_observed + 1)
 
 
 @dataclass(eq=False)
 class AutoTree(Shape):
-    """The tree with most expected tokens per second, by measured acceptance and measured cost.
+    """The tree with the most expected tokens per second, from measured acceptance and cost.
 
-    Every token that the target says is looked up among the `width` that the drafter ranked first,
-    whether or not they were proposed; so chains, too, teach what a second child would be worth.
-    Sequoia's programme (`TreeBudget`) then gives the best tree of every size, and the times of
-    rounds which size pays: on a processor, where every node costs, mostly a chain. Chains of all
-    lengths are among the trees looked at, and grow as chains. Chosen anew after 6, 16, 32, 64 and
-    every 128 rounds; `learned` outlives a request. Raises ValueError for sizes below 1.
+    Every token of the target is looked up among the `width` best candidates of the drafter, whether
+    or not they were proposed, so chains also measure the value of a second child. Sequoia's dynamic
+    programme (`TreeBudget`) gives the best tree of every size, and the timings decide the size: on
+    a CPU, where every node costs, mostly a chain. Chains of all lengths are among the candidates
+    and are grown as chains. Updated after 6, 16, 32, 64 and every 128 rounds; `statistics` persist
+    across requests. Raises ValueError for sizes below 1.
     """
 
     nodes: int = 32
     depth: int = 16
     width: int = 4
-    learned: TreeHabits = field(init=False, repr=False)
+    statistics: TreeStatistics = field(init=False, repr=False)
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
     walk: ClassVar[str] = TREE
 
@@ -106,74 +159,88 @@ class AutoTree(Shape):
                 f"nodes={self.nodes}, depth={self.depth}, width={self.width}: give 1 or more "
                 f"nodes and levels, and a width within 1..{len(_PRIOR)}"
             )
-        self.learned = TreeHabits([0.0] * self.width)
+        self.statistics = TreeStatistics([0.0] * self.width)
 
     @property
-    def words(self) -> str:
-        return f"tree of at most {self.nodes} nodes, as it pays"
+    def description(self) -> str:
+        return f"tree of at most {self.nodes} nodes, adaptive"
 
     @property
-    def longest(self) -> int:
+    def max_depth(self) -> int:
         return self.depth
 
-    def within(self, reach: int) -> AutoTree:
+    def limit_depth(self, reach: int) -> AutoTree:
         return replace(self, depth=min(self.depth, reach))
 
-    def begin(self) -> TreeHabits:
-        return self.learned.copy()
+    def begin(self) -> TreeStatistics:
+        return self.statistics.copy()
 
     def grow(
-        self, model: DraftModel, context: Context, state: Any, own: TreeHabits, kind: Kind
-    ) -> Sprout:
-        tree = own.tree
-        if own.rounds % _TRIED == _TRIED - 1 and own.rounds > len(_OPENING):
+        self,
+        model: DraftModel,
+        context: Context,
+        state: Any,
+        statistics: TreeStatistics,
+        kind: Kind,
+    ) -> GrownDraft:
+        tree = statistics.tree
+        if statistics.rounds % _PROBE_PERIOD == _PROBE_PERIOD - 1 and statistics.rounds > len(
+            _WARMUP_DEPTHS
+        ):
             tree = Tree.chain(max(1, tree.depth // 2))
         shape = Chain(Fixed(tree.nodes)) if tree.is_chain else StaticTree(tree)
         sprout = shape.grow(model, context, state, None, kind)
         is_known = tree.is_chain and all(
             distribution.hard for distribution in sprout.distributions
         )  # by where it broke off
-        own.best = None if is_known else _ranked(sprout, self.width, kind, context)
+        statistics.best = None if is_known else _rank_candidates(sprout, self.width, kind, context)
         return sprout
 
-    def observe(self, own: TreeHabits, news: News) -> TreeHabits:
-        _time(own, news.kept)
-        if own.best is not None:
-            seen = _ranks(own.best.tolist(), news)
+    def observe(self, statistics: TreeStatistics, update: DraftUpdate) -> TreeStatistics:
+        _record_times(statistics, update.round)
+        if statistics.best is not None:
+            observed = _observed_ranks(statistics.best.tolist(), update)
         else:
-            seen = _ranks_of_chain(news, self.width)
-        for level, rank in seen:
-            own.saw(level, rank)
-        own.rounds += 1
-        if own.rounds < len(_OPENING):
-            own.tree = Tree.chain(min(_OPENING[own.rounds], self.depth))
-        elif own.verify and (own.rounds % _AGAIN == 0 or own.rounds in (len(_OPENING), 16, 32, 64)):
-            own.tree = self.choose(own)
-        self.learned = own
-        return own
+            observed = _observed_chain_ranks(update, self.width)
+        for level, rank in observed:
+            statistics.record_rank(level, rank)
+        statistics.rounds += 1
+        if statistics.rounds < len(_WARMUP_DEPTHS):
+            statistics.tree = Tree.chain(min(_WARMUP_DEPTHS[statistics.rounds], self.depth))
+        elif statistics.verify and (
+            statistics.rounds % _PERIOD == 0
+            or statistics.rounds in (len(_WARMUP_DEPTHS), 16, 32, 64)
+        ):
+            statistics.tree = self.choose(statistics)
+        self.statistics = statistics
+        return statistics
 
-    def choose(self, own: TreeHabits) -> Tree:
-        """The best tree by what is known now; no larger than half as much again as was timed."""
-        largest = max(own.verify.largest, own.branched.largest)
-        most = min(self.nodes, int(_BEYOND * largest) + 1)
-        deepest = min(self.depth, int(_BEYOND * own.draft.largest) + 1)
-        budget = TreeBudget(own.rates(), most, deepest)
-        tokens, chains = budget.tokens(), own.chains(deepest)
-        (_, level), (round_, node) = own.draft.line(), own.verify.line()
-        branched, kid = own.branched.line() if own.branched else (round_, node)
+    def choose(self, statistics: TreeStatistics) -> Tree:
+        """The best tree for the current statistics, at most 1.5 times the sizes timed."""
+        largest = max(statistics.verify.largest, statistics.tree_verify.largest)
+        max_nodes = min(self.nodes, int(_GROWTH_LIMIT * largest) + 1)
+        max_depth = min(self.depth, int(_GROWTH_LIMIT * statistics.draft.largest) + 1)
+        budget = TreeBudget(statistics.rates(), max_nodes, max_depth)
+        tokens, chains = budget.tokens(), statistics.chains(max_depth)
+        (_, level), (round_, node) = statistics.draft.line(), statistics.verify.line()
+        tree_verify, node_in_tree = (
+            statistics.tree_verify.line() if statistics.tree_verify else (round_, node)
+        )
         speeds: dict[tuple[int, int], float] = {}
-        for depth in range(1, deepest + 1):
+        for depth in range(1, max_depth + 1):
             speeds[depth, depth] = chains[depth] / (level * depth + round_ + node * depth)
-            share = chains[depth] / tokens[depth, min(depth, most)]  # of what alike levels promise
-            for nodes in range(depth + 1, most + 1):
-                seconds = level * depth + branched + max(kid, node) * nodes
+            share = (
+                chains[depth] / tokens[depth, min(depth, max_nodes)]
+            )  # of what alike levels promise
+            for nodes in range(depth + 1, max_nodes + 1):
+                seconds = level * depth + tree_verify + max(node_in_tree, node) * nodes
                 speeds[depth, nodes] = min(1.0, share) * tokens[depth, nodes] / seconds
         depth, nodes = max(speeds, key=speeds.__getitem__)
         return Tree.chain(depth) if nodes == depth else budget.tree(nodes, depth)
 
 
-def _ranked(sprout: Sprout, width: int, kind: Kind, context: Context) -> Tensor | None:
-    """What the drafter would have proposed first at every place it read: (B, n, K)."""
+def _rank_candidates(sprout: GrownDraft, width: int, kind: Kind, context: Context) -> Tensor | None:
+    """The drafter's best tokens at every node it read, (B, n, K)."""
     if not sprout.draft.nodes:
         return None
     distributions, position = Categorical.cat(sprout.distributions), context.position()
@@ -187,42 +254,44 @@ def _ranked(sprout: Sprout, width: int, kind: Kind, context: Context) -> Tensor 
     return draw(distributions, min(width, distributions.size), kind, context.noise, places, index)
 
 
-def _ranks(best: Sequence[Sequence[Sequence[int]]], news: News) -> Iterator[tuple[int, int | None]]:
-    """Level and rank of every token that the target said behind a place the drafter had read.
+def _observed_ranks(
+    best: Sequence[Sequence[Sequence[int]]], update: DraftUpdate
+) -> Iterator[tuple[int, int | None]]:
+    """Level and rank of every token of the target that follows a node the drafter has read.
 
-    Behind the end of an answer nothing is right.
+    After the end of a text no candidate is right.
     """
-    for row, said in enumerate(news.kept.tokens):
-        places = [0, *(place + 1 for place in news.read[row])]
-        for level, (place, token) in enumerate(zip(places, said, strict=False)):
+    for row, tokens in enumerate(update.round.tokens):
+        places = [0, *(place + 1 for place in update.read[row])]
+        for level, (place, token) in enumerate(zip(places, tokens, strict=False)):
             found = best[row][place]
             yield level, found.index(token) if token in found else None
-        if 0 < len(said) < len(places) and news.kept.finished[row]:
-            yield len(said), None
+        if 0 < len(tokens) < len(places) and update.round.finished[row]:
+            yield len(tokens), None
 
 
-def _ranks_of_chain(news: News, width: int) -> Iterator[tuple[int, int | None]]:
-    """The same for a greedy chain: only the distribution behind its accepted tokens is looked at."""
-    for row, said in enumerate(news.kept.tokens):
-        accepted = len(news.kept.path[row])
+def _observed_chain_ranks(update: DraftUpdate, width: int) -> Iterator[tuple[int, int | None]]:
+    """The same for a greedy chain: only the distribution after its accepted tokens is evaluated."""
+    for row, tokens in enumerate(update.round.tokens):
+        accepted = len(update.round.path[row])
         yield from ((level, 0) for level in range(accepted))
-        if not said or accepted >= len(news.distributions):
+        if not tokens or accepted >= len(update.distributions):
             continue
-        if accepted == len(said):  # the answer ended on a drafted token
+        if accepted == len(tokens):  # the text ended on a drafted token
             yield accepted, None
             continue
-        scores = news.distributions[accepted].scores[row, 0]
+        scores = update.distributions[accepted].scores[row, 0]
         best = scores.topk(min(width, len(scores))).indices.tolist()
-        yield accepted, best.index(said[accepted]) if said[accepted] in best else None
+        yield accepted, best.index(tokens[accepted]) if tokens[accepted] in best else None
 
 
-def _time(own: TreeHabits, kept: Round) -> None:
-    if own.batch != len(kept.drafted):  # timings of another batch size say nothing
-        own.draft, own.verify = LinearTimings(True), LinearTimings()
-        own.branched = LinearTimings()
-        own.batch = len(kept.drafted)
-    nodes = max(kept.drafted, default=0)
-    if nodes and kept.depth:
-        own.draft.add(kept.depth, kept.seconds.get("draft", 0.0))
-        verify = own.verify if nodes == kept.depth else own.branched
-        verify.add(nodes, kept.seconds.get("verify", 0.0) + kept.seconds.get("host", 0.0))
+def _record_times(statistics: TreeStatistics, round_: Round) -> None:
+    if statistics.batch != len(round_.drafted):  # timings hold for one batch size
+        statistics.draft, statistics.verify = LinearTimings(True), LinearTimings()
+        statistics.tree_verify = LinearTimings()
+        statistics.batch = len(round_.drafted)
+    nodes = max(round_.drafted, default=0)
+    if nodes and round_.depth:
+        statistics.draft.add(round_.depth, round_.seconds.get("draft", 0.0))
+        verify = statistics.verify if nodes == round_.depth else statistics.tree_verify
+        verify.add(nodes, round_.seconds.get("verify", 0.0) + round_.seconds.get("host", 0.0))

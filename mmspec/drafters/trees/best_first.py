@@ -1,8 +1,8 @@
-"""Best-first trees: of all paths that the drafter can say, the likeliest nodes.
+"""Best-first trees: the most probable nodes of all paths that the drafter can generate.
 
-A node lies as far from the context as its path is unlikely, -log q in nats. If the drafter is
-right about its own chances, the nodes that lie nearest keep most tokens (OPT-Tree, Wang et al.
-2024; DySpec, Xiong et al. 2024), and to find them is a search for shortest paths.
+The distance of a node from the context is -log q of its path, in nats. If the drafter is
+calibrated, the nearest nodes have the highest expected number of accepted tokens (OPT-Tree, Wang et
+al. 2024; DySpec, Xiong et al. 2024), and finding them is a shortest-path search.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 from mmspec.draft import Kind
-from mmspec.drafters.growth import DraftModel, Sprout
+from mmspec.drafters.draft_model import DraftModel, GrownDraft
 from mmspec.drafters.trees.forest import Forest, NextTokens
 from mmspec.drafters.trees.ranked_tree import RankedTree
 from mmspec.targets.tokens.context import Context
@@ -20,14 +20,14 @@ from mmspec.targets.tokens.context import Context
 
 @dataclass(frozen=True)
 class BestFirstTree(RankedTree):
-    """The `nodes` nodes that lie nearest, none deeper than `depth`; every row grows its own.
+    """The `nodes` nearest nodes, none deeper than `depth`; every row grows its own tree.
 
-    One forward of the draft model expands all nodes that lie within `step` nats of the nearest
-    unexpanded one (delta-stepping, Meyer & Sanders 2003): 0 is Dijkstra's search, node by node;
-    infinity goes level by level. A node has at most `branch` children, and of them those alone with
-    at least `threshold` times the chance of the best (structural pruning, Spec-LLaVA); with a
-    threshold above 1 that is the best, so a chain. Nodes are chosen by looking at them, so
-    proposals are DET or RACE, as in `DynamicTree`. Raises ValueError for sizes that are none.
+    One forward of the draft model expands all nodes within `step` nats of the nearest unexpanded
+    one (delta-stepping, Meyer & Sanders 2003): 0 is Dijkstra's search, node by node; infinity goes
+    level by level. A node has at most `branch` children: the best, and those with at least
+    `threshold` times its probability (structural pruning, Spec-LLaVA); a threshold above 1 gives a
+    chain. Nodes are selected by identity, so proposals are DET or RACE, as in `DynamicTree`. Raises
+    ValueError for invalid sizes.
     """
 
     nodes: int = 32
@@ -46,18 +46,20 @@ class BestFirstTree(RankedTree):
             )
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"best-first tree of {self.nodes} nodes"
 
-    def ranked(
+    def grow_levels(
         self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
-    ) -> Sprout:
+    ) -> GrownDraft:
         forest = Forest(model, context, state, kind, min(self.branch, context.vocabulary))
         rows = [_Search(forest, row, depth) for row in range(context.batch)]
         for row, choice in zip(rows, forest.root(), strict=True):
             row.add(-1, choice, self.threshold)
-        while any(wanted := [row.nearest(self.nodes, self.step) for row in rows]):
-            for row, nodes, found in zip(rows, wanted, forest.read(wanted), strict=True):
+        while any(nodes_per_row := [row.nearest(self.nodes, self.step) for row in rows]):
+            for row, nodes, found in zip(
+                rows, nodes_per_row, forest.read(nodes_per_row), strict=True
+            ):
                 for node, choice in zip(nodes, found, strict=False):
                     row.add(node, choice, self.threshold)
         forest.keep([row.best(self.nodes) for row in rows])
@@ -71,38 +73,40 @@ class _Search:
     forest: Forest
     row: int
     depth: int
-    far: list[float] = field(default_factory=list)
-    asked: set[int] = field(default_factory=set)
+    distances: list[float] = field(default_factory=list)
+    expanded: set[int] = field(default_factory=set)
 
     def add(self, parent: int, choice: NextTokens, threshold: float) -> None:
-        """Children of a node: the best, and those that are likely enough beside it."""
-        base = 0.0 if parent < 0 else self.far[parent]
+        """Add the children of a node: the best, and those that are probable enough."""
+        base = 0.0 if parent < 0 else self.distances[parent]
         for token, log_prob in zip(choice.tokens, choice.log_probs, strict=True):
             likely = log_prob - choice.log_probs[0] >= _log(threshold)
             if (likely and log_prob > -math.inf) or token == choice.tokens[0]:
                 self.forest.add(self.row, token, parent)
-                self.far.append(base + max(-log_prob, 0.0))
+                self.distances.append(base + max(-log_prob, 0.0))
 
-    def nearest(self, most: int, step: float) -> list[int]:
-        """Unread nodes to expand next; none once all that could be among the best are known."""
-        deep = self.forest.depths[self.row]
+    def nearest(self, max_nodes: int, step: float) -> list[int]:
+        """Unread nodes to expand next; none once all candidates for the best nodes are known."""
+        depths = self.forest.depths[self.row]
         unread = [
             node
-            for node in self.best(most)
-            if node not in self.asked and deep[node] + 1 < self.depth
+            for node in self.best(max_nodes)
+            if node not in self.expanded and depths[node] + 1 < self.depth
         ]
         if not unread:
             return []
-        first = min(unread, key=self.far.__getitem__)
-        limit = self.far[first] + step
-        chosen = [node for node in unread if self.far[node] <= limit] if step else [first]
-        self.asked.update(chosen)
-        return chosen
+        first = min(unread, key=self.distances.__getitem__)
+        limit = self.distances[first] + step
+        selected = [node for node in unread if self.distances[node] <= limit] if step else [first]
+        self.expanded.update(selected)
+        return selected
 
-    def best(self, most: int) -> list[int]:
-        """The nearest nodes, in the order they were found; a child never lies before its parent."""
-        ranked = sorted(range(len(self.far)), key=lambda node: (self.far[node], node))
-        return sorted(ranked[:most])
+    def best(self, max_nodes: int) -> list[int]:
+        """The nearest nodes, in the order they were added; parents come before their children."""
+        grow_levels = sorted(
+            range(len(self.distances)), key=lambda node: (self.distances[node], node)
+        )
+        return sorted(grow_levels[:max_nodes])
 
 
 def _log(value: float) -> float:

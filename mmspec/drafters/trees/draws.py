@@ -1,12 +1,12 @@
-"""How the children of a node are drawn from the drafter's distribution, one function per kind.
+"""Drawing the children of a node from the drafter's distribution, one function per kind.
 
 Letters: B batch rows, M nodes expanded in one call, V vocabulary. Every function returns the
-children in the order they were drawn, which is the order verifiers must test them in.
+children in the order they were drawn, which is the order in which verifiers must test them.
 
-A point mass (`distribution.hard`, greedy drafting) needs no noise and any kind gives its `count`
-highest scores: the first child is the argmax, the others are chosen by looking at identities.
-Verifiers treat a child that its distribution could not produce as deterministic, so this stays
-exact under every kind.
+A point mass (`distribution.hard`, greedy drafting) needs no noise, and every kind returns its
+`count` highest scores: the first child is the argmax, the others are selected by identity.
+Verifiers treat a child that its distribution cannot produce as deterministic, so this is exact
+under every kind.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from mmspec.draft import Kind
 def draw(
     distribution: Categorical, count: int, kind: Kind, noise: Noise, position: Tensor, index: Tensor
 ) -> Tensor:  # (B, M, count) int64
-    """Draw `count` children of every node, `distribution` (B, M) being the drafter's distribution there.
+    """Draw `count` children per node from `distribution` (B, M), the drafter's distributions.
 
-    `position` (B, M), or (B, 1) when all nodes speak of one position (a tree level): the absolute
-    position of the children; only RACE reads it. `index` (B, M) or (M,) tells apart all the nodes
-    that are expanded in one round; the kinds with noise of their own read it.
+    `position` (B, M), or (B, 1) when all nodes share one (a tree level): the absolute position of
+    the children; only RACE uses it. `index` (B, M) or (M,) distinguishes all nodes that are
+    expanded in one round; the kinds with noise of their own use it.
     """
     if not 1 <= count <= distribution.size:
         raise ValueError(
@@ -45,27 +45,27 @@ def draw(
 
 
 def race(distribution: Categorical, count: int, noise: Noise, position: Tensor) -> Tensor:
-    """The top of log q + g with the target's own noise g: the likeliest to agree with the target.
+    """The top of log q + g with the target's own noise g, which agrees with the target most often.
 
     g belongs to a position, so all nodes of a tree level share it (Gumbel-max coupling, Daliri et
     al. 2025).
     """
-    return _top(distribution.perturbed(noise.shared(position)), count)
+    return _top(distribution.perturb(noise.shared_keys(position)), count)
 
 
 def without_replacement(
     distribution: Categorical, count: int, noise: Noise, index: Tensor
 ) -> Tensor:
-    """Gumbel top-k: one draw after the other from q without its earlier draws (Kool et al. 2019).
+    """Gumbel top-k: sequential draws from q without replacement (Kool et al. 2019).
 
-    Where q has fewer than `count` possible tokens, impossible ones fill up.
+    Where q has fewer than `count` possible tokens, impossible ones fill the rest.
     """
-    return _top(distribution.perturbed(noise.fresh(Lane.DRAFT, index)), count)
+    return _top(distribution.perturb(noise.fresh_keys(Lane.DRAFT, index)), count)
 
 
 def independent(distribution: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
-    """Draws from q by its inverse distribution function; duplicates are possible."""
-    return quantile(distribution.probs, noise.fresh(Lane.DRAFT, index).uniform(count))
+    """Independent draws from q by its inverse distribution function; duplicates are possible."""
+    return quantile(distribution.probs, noise.fresh_keys(Lane.DRAFT, index).uniform(count))
 
 
 def hub(distribution: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def hub(distribution: Categorical, count: int, noise: Noise, index: Tensor) -> T
     if count == 1:
         return without_replacement(distribution, 1, noise, index)
     top = _top(distribution.scores, count - 1)
-    # impossible tokens stay behind all possible ones and ahead of the tokens already taken
+    # impossible tokens rank below all possible ones and above the tokens already taken
     rest = distribution.scores.clamp_min(torch.finfo(distribution.scores.dtype).min).scatter(
         -1, top, -torch.inf
     )
@@ -92,5 +92,5 @@ def ranking(
 ) -> Tensor:  # (B, n, V)
     """Log-probabilities that rank candidates, with the target's noise for RACE proposals."""
     if kind is Kind.RACE and not distribution.hard:
-        return distribution.perturbed(noise.shared(position)).log_softmax(-1)
+        return distribution.perturb(noise.shared_keys(position)).log_softmax(-1)
     return distribution.scores.log_softmax(-1)

@@ -1,7 +1,4 @@
-"""Dynamic trees.
-
-Every round and row grows its own topology, out of what the drafter finds likely.
-"""
+"""Dynamic trees: every round and row grows its own topology from the drafter's probabilities."""
 
 from __future__ import annotations
 
@@ -13,7 +10,7 @@ from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Kind
-from mmspec.drafters.growth import DraftModel, Layout, Nodes, Sprout
+from mmspec.drafters.draft_model import DraftModel, DraftNodes, GrownDraft, Layout
 from mmspec.drafters.trees.draws import ranking
 from mmspec.drafters.trees.ranked_tree import RankedTree
 from mmspec.targets.tokens.context import Context
@@ -21,12 +18,10 @@ from mmspec.targets.tokens.context import Context
 
 @dataclass(frozen=True)
 class DynamicTree(RankedTree):
-    """EAGLE-2's tree.
+    """The tree of EAGLE-2 (Li et al. 2024, section 4).
 
-    Grow the likeliest `beam` paths for `depth` levels, keep the best `nodes` of all.
-
-    Li et al. 2024, section 4. Every row has its own topology. Raises ValueError for sizes that are
-    none.
+    Grow the most probable `beam` paths for `depth` levels, then keep the best `nodes` of all
+    candidates. Every row has its own topology. Raises ValueError for invalid sizes.
     """
 
     depth: int = 5
@@ -36,12 +31,12 @@ class DynamicTree(RankedTree):
     sizes: ClassVar[tuple[str, ...]] = ("depth", "beam", "nodes")
 
     @property
-    def words(self) -> str:
+    def description(self) -> str:
         return f"dynamic tree of {self.nodes} nodes"
 
-    def ranked(
+    def grow_levels(
         self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
-    ) -> Sprout:
+    ) -> GrownDraft:
         batch, device = context.batch, context.device
         distribution = model.predict_first(context, state)
         distributions = [distribution]
@@ -50,14 +45,14 @@ class DynamicTree(RankedTree):
         scored = ranking(distribution, kind, context.noise, context.position())
         pool.add(*scored.topk(beam, -1), parents=torch.full((batch, 1), -1, device=device))
         front = torch.arange(beam, device=device).expand(batch, -1)  # candidate index of the beam
-        seen = torch.zeros(batch, beam, 0, dtype=torch.bool, device=device)
+        visible_before = torch.zeros(batch, beam, 0, dtype=torch.bool, device=device)
         read: tuple[Tensor, ...] = ()
         for level in range(1, depth):
             itself = torch.eye(beam, dtype=torch.bool, device=device).expand(batch, -1, -1)
-            visible = torch.cat((seen, itself), 2)
+            visible = torch.cat((visible_before, itself), 2)
             layout = Layout(torch.full((1, beam), level - 1, device=device), visible)
             pool.read(front)
-            nodes = Nodes(pool.tokens(front), layout, read)
+            nodes = DraftNodes(pool.tokens(front), layout, read)
             distribution = model.predict(context, state, nodes)
             distributions.append(distribution)
             read += (nodes.tokens,)
@@ -65,9 +60,11 @@ class DynamicTree(RankedTree):
             start = pool.size
             pool.add(*(pool.scores(front)[..., None] + scored).topk(beam, -1), parents=front)
             best = pool.score[:, start:].topk(beam, -1).indices  # (B, beam) among beam * beam
-            seen = visible.gather(1, (best // beam)[..., None].expand(-1, -1, visible.shape[2]))
+            visible_before = visible.gather(
+                1, (best // beam)[..., None].expand(-1, -1, visible.shape[2])
+            )
             front = start + best
-        return pool.harvest(min(self.nodes, pool.size), kind, distributions)
+        return pool.select_best(min(self.nodes, pool.size), kind, distributions)
 
 
 class _Pool:
@@ -104,16 +101,16 @@ class _Pool:
     def scores(self, index: Tensor) -> Tensor:
         return self.score.gather(1, index)
 
-    def harvest(self, nodes: int, kind: Kind, distributions: list[Categorical]) -> Sprout:
-        """The best candidates.
+    def select_best(self, nodes: int, kind: Kind, distributions: list[Categorical]) -> GrownDraft:
+        """Build the draft of the best candidates.
 
         A child never scores above its parent, and ties favour the earlier one.
         """
         order = self.score.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
-        kept = order.sort(1).values
-        parents = self.parent.gather(1, kept)
-        found = torch.searchsorted(kept, parents.clamp_min(0))
-        parents = torch.where(parents < 0, -1, found)
-        mask = torch.ones_like(kept, dtype=torch.bool)
-        draft = Draft(self.token.gather(1, kept), parents, mask, kind, padded=False)
-        return Sprout(draft, self.place.gather(1, kept).tolist(), distributions)
+        selected = order.sort(1).values
+        parents = self.parent.gather(1, selected)
+        new_parents = torch.searchsorted(selected, parents.clamp_min(0))
+        parents = torch.where(parents < 0, -1, new_parents)
+        mask = torch.ones_like(selected, dtype=torch.bool)
+        draft = Draft(self.token.gather(1, selected), parents, mask, kind, padded=False)
+        return GrownDraft(draft, self.place.gather(1, selected).tolist(), distributions)

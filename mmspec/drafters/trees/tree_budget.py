@@ -1,4 +1,4 @@
-"""Which tree of so many nodes keeps most tokens, if children are accepted by their rank.
+"""The tree of a given size with the most expected tokens, if children are accepted by rank.
 
 Chen et al. 2024, "Sequoia: scalable, robust, and hardware-aware speculative decoding", section 4.1:
 a dynamic programme over nodes, depth and children of the root.
@@ -17,16 +17,16 @@ from mmspec.trees import Tree
 class TreeBudget:
     """The best trees of up to `nodes` drafted nodes and `depth` drafted levels.
 
-    `rates[j]` is the chance that child j of a node is accepted while the ones before it are not,
-    alike at all nodes; no node has more children than there are rates. Raises ValueError for rates
-    that are no such chances, and for sizes below 1.
+    `rates[j]` is the probability that child j of a node is accepted while those before it are not,
+    the same at all nodes; no node has more children than there are rates. Raises ValueError for
+    rates that are not such probabilities and for sizes below 1.
     """
 
     def __init__(self, rates: Sequence[float], nodes: int, depth: int) -> None:
         if not rates or min(rates) < 0 or sum(rates) > 1 + 1e-9:
             raise ValueError(
-                f"rates={list(rates)} are no chances of one child each; give values of at least 0 "
-                "that sum to at most 1"
+                f"rates={list(rates)} are not probabilities of disjoint events; give values of at "
+                "least 0 that sum to at most 1"
             )
         if nodes < 1 or depth < 1:
             raise ValueError(f"nodes={nodes}, depth={depth}: both must be at least 1")
@@ -39,30 +39,30 @@ class TreeBudget:
             below = self._table[level - 1].max(-1)
             for children in range(1, len(self.rates) + 1):
                 for count in range(1, nodes + 1):
-                    given = self._shared(level, children, count, below)
-                    self._table[level, count, children] = given.max()
+                    expected = self._split_nodes(level, children, count, below)
+                    self._table[level, count, children] = expected.max()
 
-    def _shared(self, level: int, children: int, count: int, below: np.ndarray) -> np.ndarray:
-        """Tokens where the last of so many children heads count, count - 1, ..., 1 of the nodes."""
+    def _split_nodes(self, level: int, children: int, count: int, below: np.ndarray) -> np.ndarray:
+        """Expected tokens where the last subtree has count, count - 1, ..., 1 nodes."""
         rest = self._table[level, :count, children - 1]
         return rest + self.rates[children - 1] * below[count - 1 :: -1][:count]
 
     def tokens(self) -> np.ndarray:  # (depth + 1, nodes + 1)
-        """Expected tokens of a round, the target's own among them, by levels and nodes at most."""
+        """Expected tokens of a round, including the target's own, by maximal levels and nodes."""
         return np.maximum.accumulate(self._table.max(-1), axis=1)
 
     def tree(self, nodes: int, depth: int) -> Tree:
-        """The best tree of at most so many nodes and levels; children stand by their rank."""
+        """The best tree of at most so many nodes and levels; children are ordered by rank."""
         parents: list[int] = []
         self._grow(parents, -1, depth, int(self._table[depth, : nodes + 1].max(-1).argmax()))
         return _by_levels(tuple(parents))
 
     def _grow(self, parents: list[int], root: int, level: int, nodes: int) -> None:
-        """Append what hangs from `root`, in the order of its children."""
+        """Append the subtrees of `root`, in the order of its children."""
         shares: list[int] = []
         below = self._table[level - 1].max(-1)
         for children in range(int(self._table[level, nodes].argmax()), 0, -1):
-            left = int(self._shared(level, children, nodes, below).argmax())
+            left = int(self._split_nodes(level, children, nodes, below).argmax())
             shares.append(nodes - left - 1)
             nodes = left
         for share in reversed(shares):
@@ -72,7 +72,7 @@ class TreeBudget:
 
 @lru_cache(maxsize=256)
 def _by_levels(parents: tuple[int, ...]) -> Tree:
-    """The same tree, its nodes level by level."""
+    """The same tree with its nodes ordered by level."""
     tree = Tree(parents)
     order = sorted(range(tree.nodes), key=lambda node: tree.depths[node])
     place = {node: index for index, node in enumerate(order)} | {-1: -1}

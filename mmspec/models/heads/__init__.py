@@ -1,1 +1,1 @@
-"""Trained heads on top of a target."""
+"""Trained draft heads."""

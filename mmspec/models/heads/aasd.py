@@ -1,15 +1,15 @@
-"""The head of AASD: one decoder layer that attends to the target's own keys and values.
+"""The AASD head: one decoder layer that attends to the target's keys and values.
 
-Yang et al. 2025. Of tokens that the target has read, the head attends to the target's keys and
-values in one layer, those of pictures projected to few along the token axis; of tokens drafted
-since, to its own:
+Yang et al. 2025. For tokens that the target has read, the head attends to the target's keys and
+values of one layer, with those of images projected to fewer along the token axis; for drafted
+tokens, to its own:
 
-    embedding of token t -> layer over [target's, text] [target's, pictures, projected] [own, since]
+    embedding of token t -> layer over [target's, text] [target's, images, projected] [own, drafted]
                          -> norm -> the target's output head
 
-Keys of the target are rotated already, so queries and own keys turn by the target's positions and
-frequencies. Reconstructed from the abstract: the layer reads embeddings alone, has Llama's form,
-and stands on the target's last layer that attends to everything.
+The target's keys are rotated already, so queries and own keys use the target's positions and
+frequencies. Reconstructed from the abstract: a Llama layer reads embeddings alone, and attends to
+the target's last layer with full attention.
 """
 
 from __future__ import annotations
@@ -24,19 +24,19 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 
 from mmspec.models.heads.state_head import SlotRotaryEmbedding, StateHeadConfig
 from mmspec.models.llama_layers import LlamaHead
-from mmspec.models.reading import read
+from mmspec.models.loading import load_model
 from mmspec.targets.readers.attention_tap import full_layers
 
 
 class AasdHeadConfig(StateHeadConfig):
-    """`kv_layer` of the target is attended to, counted from 0.
+    """`kv_layer` is the target layer that is attended to, counted from 0.
 
-    A picture of n slots is projected to `image_slots`, if it has more. The weights are made for
-    `image_size` slots, and stretched along the tokens of a picture of another size.
+    An image with more than `image_slots` slots is projected to as many. The weights are made for
+    `image_size` slots, and interpolated along the tokens for images of other sizes.
     """
 
     model_type = "aasd_head"
-    chooses: ClassVar[frozenset[str]] = frozenset({"positions"})
+    supported_choices: ClassVar[frozenset[str]] = frozenset({"positions"})
 
     num_hidden_layers: int = 1
     kv_layer: int = 0
@@ -47,8 +47,8 @@ class AasdHeadConfig(StateHeadConfig):
         super().__post_init__(**kwargs)
         if not 1 <= self.image_slots <= self.image_size:
             raise ValueError(
-                f"image_slots={self.image_slots} of image_size={self.image_size} is no projection; "
-                "give 1 to image_size"
+                f"image_slots={self.image_slots} of image_size={self.image_size} must be from 1 "
+                "to image_size"
             )
         if self.num_hidden_layers != 1:
             raise ValueError(
@@ -57,9 +57,9 @@ class AasdHeadConfig(StateHeadConfig):
 
     @classmethod
     def of(cls, config: Any, vocabulary: int, **changes: Any) -> Any:
-        """The configuration of a head for a decoder with this text configuration.
+        """Make the configuration of a head for a decoder with this text configuration.
 
-        It turns as the layer that it attends to.
+        Rotary settings are those of the layer that it attends to.
         """
         layer = changes.get("kv_layer", full_layers(config)[-1])
         rope = dict(getattr(config, "rope_parameters", None) or {})
@@ -73,7 +73,7 @@ class AasdHeadConfig(StateHeadConfig):
 
 
 class KvProjector(nn.Module):
-    """Weights (G, m, N) for keys and for values of G heads; they begin as means over runs."""
+    """Projects keys and values of G heads, by weights (G, m, N) initialised as means over runs."""
 
     def __init__(self, heads: int, slots: int, size: int) -> None:
         super().__init__()
@@ -82,13 +82,13 @@ class KvProjector(nn.Module):
         self.keys, self.values = (nn.Parameter(means.clone()) for _ in range(2))
 
     def forward(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (G, n, d) of a picture as (G, m, d) each; as they are where n <= m."""
+        """Project keys and values (G, n, d) of an image to (G, m, d); unchanged if n <= m."""
         if keys.shape[1] <= self.slots:
             return keys, values
-        return _along(self.keys, keys), _along(self.values, values)
+        return _project(self.keys, keys), _project(self.values, values)
 
 
-def _along(weights: Tensor, given: Tensor) -> Tensor:  # (G, m, N), (G, n, d) -> (G, m, d)
+def _project(weights: Tensor, given: Tensor) -> Tensor:  # (G, m, N), (G, n, d) -> (G, m, d)
     size, count = weights.shape[-1], given.shape[1]
     if size != count:
         stretched = functional.interpolate(weights.float(), size=count, mode="linear")
@@ -97,13 +97,13 @@ def _along(weights: Tensor, given: Tensor) -> Tensor:  # (G, m, N), (G, n, d) ->
 
 
 def run_means(slots: int, size: int) -> Tensor:  # (m, n)
-    """The projection that averages m runs of n tokens, which overlap where m does not divide n."""
+    """Projection that averages m runs of n tokens, which overlap unless m divides n."""
     means: Tensor = functional.adaptive_avg_pool1d(torch.eye(size)[None], slots)[0].T
     return means.contiguous()
 
 
 class AasdHead(LlamaHead):
-    """Embeddings of tokens, and the target's keys and values, to what its output head reads."""
+    """Maps embeddings and the target's keys and values to inputs of its output head."""
 
     config: AasdHeadConfig
     config_class = AasdHeadConfig
@@ -128,21 +128,21 @@ class AasdHead(LlamaHead):
     def forward(
         self, embeds: Tensor, attention_mask: Tensor | None, position_ids: Tensor, memory: Any
     ) -> Tensor:
-        """What the output head reads (B, q, D), of embeddings (B, q, D).
+        """Map embeddings (B, q, D) to inputs of the output head (B, q, D).
 
-        `memory` is a cache in whose layer `kv_layer` the target's keys and values lie; own ones are
-        written behind them. `attention_mask` is (1 or B, 1, q, L) and additive; `position_ids` (1
+        `memory` is a cache whose layer `kv_layer` holds the target's keys and values; own ones are
+        appended. `attention_mask` is (1 or B, 1, q, L) and additive; `position_ids` (1
         or B, q), or (3, B, q) with M-RoPE.
         """
-        behind = self.behind([self.layer], embeds, attention_mask, position_ids, memory)
-        normed: Tensor = self.norm(behind)
+        states = self.run_layers([self.layer], embeds, attention_mask, position_ids, memory)
+        normed: Tensor = self.norm(states)
         return normed
 
 
 def load_aasd_head(folder: str | Path, dtype: torch.dtype | None = None) -> AasdHead:
-    """Read a head from a folder, as it was saved or in `dtype`.
+    """Load a head from a folder, in the saved dtype or `dtype`.
 
     Raises ValueError where the folder holds another kind of model.
     """
-    loaded: AasdHead = read(AasdHead, folder, "AASD head", dtype)
+    loaded: AasdHead = load_model(AasdHead, folder, "AASD head", dtype)
     return loaded

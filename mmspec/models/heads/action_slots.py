@@ -1,14 +1,13 @@
-"""Action slots: all tokens of an answer in one pass, beside the target that says them one by one.
+"""Action slots: predict all tokens of an action in one parallel forward.
 
-OpenVLA-OFT (Kim et al. 2025) puts an empty place for every token of an action behind the prompt,
-lets all see each other, and reads the tokens off in a single forward. Here a small head does so,
-on the states that the target has of the prompt; places of tokens that are said already hold them:
+OpenVLA-OFT (Kim et al. 2025) appends an empty slot for every action token to the prompt, with
+bidirectional attention among them, and decodes all in one forward. Here a small head does so on the
+target's hidden states of the prompt; slots of known tokens hold their embeddings:
 
-    reads     state state .. state | y0   y1   ?    ?    ?      y0 y1 said, the others open
-    says                             -    -    y2   y3   y4     by the target's own output head
+    inputs    state state .. state | y0   y1   ?    ?    ?      y0 y1 known, the others open
+    outputs                          -    -    y2   y3   y4     by the target's output head
 
-Layers are Llama's, without a causal mask. The embedding table and the output head are the target's
-and are not kept here.
+Layers are Llama's, without a causal mask. Embedding table and output head are the target's.
 """
 
 from __future__ import annotations
@@ -24,14 +23,14 @@ from mmspec.models.llama_layers import LlamaHead
 
 
 class ActionSlotsConfig(StateHeadConfig):
-    """`hidden_size` and `vocab_size` are the target's; `num_slots` tokens make an answer.
+    """`hidden_size` and `vocab_size` are the target's; an action has `num_slots` tokens.
 
-    Slots read the last states of a whole prompt, so of `StateHeadConfig`'s own fields none may be
-    changed. Raises ValueError for one that is, and for no slots.
+    Slots read the last states of a whole prompt, so `StateHeadConfig`'s own fields must keep their
+    defaults. Raises ValueError otherwise, and for no slots.
     """
 
     model_type = "action_slots"
-    chooses: ClassVar[frozenset[str]] = frozenset()
+    supported_choices: ClassVar[frozenset[str]] = frozenset()
 
     num_hidden_layers: int = 1
     bias: bool = True
@@ -40,11 +39,11 @@ class ActionSlotsConfig(StateHeadConfig):
     def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
         if self.num_slots < 1:
-            raise ValueError(f"num_slots={self.num_slots} is no answer; give 1 or more")
+            raise ValueError(f"num_slots={self.num_slots} must be at least 1")
 
 
 class ActionSlots(LlamaHead):
-    """States of a prompt, and the tokens said so far, to states of the tokens to come."""
+    """Maps states of a prompt, and known tokens, to states of the open slots."""
 
     config: ActionSlotsConfig
     config_class = ActionSlotsConfig
@@ -53,8 +52,8 @@ class ActionSlots(LlamaHead):
         super().__init__(config)
         width = config.hidden_size
         self.fc = nn.Linear(2 * width, width, bias=config.bias)
-        self.slots = nn.Parameter(torch.zeros(config.num_slots, width))  # which place it is
-        self.open = nn.Parameter(torch.zeros(width))  # in the place of a token's embedding
+        self.slots = nn.Parameter(torch.zeros(config.num_slots, width))  # position in the action
+        self.open = nn.Parameter(torch.zeros(width))  # embedding of open slots
         count = range(config.num_hidden_layers)
         self.layers = nn.ModuleList(LlamaDecoderLayer(config, layer) for layer in count)
         self.rotary_emb = LlamaRotaryEmbedding(config)
@@ -68,9 +67,9 @@ class ActionSlots(LlamaHead):
             nn.init.normal_(module.open, std=self.config.initializer_range)
 
     def forward(self, states: Tensor, embeds: Tensor, known: Tensor, seen: Tensor) -> Tensor:
-        """States (B, S, D) that lead to the token of every slot; those of known ones say nothing.
+        """States (B, S, D) for the output head, one per slot; those of known slots have no meaning.
 
-        `states` (B, L, D) are the target's of the prompt, False in `seen` (B, L) padding;
+        `states` (B, L, D) are the target's of the prompt, with False in `seen` (B, L) for padding;
         `embeds` (B, S, D) are of the tokens that are `known` (B, S).
         """
         count = self.config.num_slots
@@ -81,13 +80,13 @@ class ActionSlots(LlamaHead):
         hidden = torch.finfo(states.dtype).min
         mask = torch.zeros(seen.shape, dtype=states.dtype, device=seen.device)
         mask = mask.masked_fill(~seen, hidden)[:, None, None].expand(-1, 1, seen.shape[1], -1)
-        places = (seen.long().cumsum(-1) - 1).clamp_min(0)
-        out = self.behind(self.layers, torch.cat((states, slots), 1), mask, places)
+        positions = (seen.long().cumsum(-1) - 1).clamp_min(0)
+        out = self.run_layers(self.layers, torch.cat((states, slots), 1), mask, positions)
         return out[:, -count:]
 
 
-def slots_of(config: Any) -> int:
-    """Tokens of the longest answer of a policy; OpenVLA's seven for what is none."""
-    facts = vars(config)
-    sizes = [len(one["action"]["q01"]) for one in (facts.get("norm_stats") or {}).values()]
-    return max(sizes, default=7) * int(facts.get("num_actions_chunk") or 1)
+def count_slots(config: Any) -> int:
+    """Number of tokens of a policy's longest action; 7 (OpenVLA) for other models."""
+    fields = vars(config)
+    sizes = [len(one["action"]["q01"]) for one in (fields.get("norm_stats") or {}).values()]
+    return max(sizes, default=7) * int(fields.get("num_actions_chunk") or 1)

@@ -1,15 +1,15 @@
-"""The head of DREAM: embeddings go in, and a layer in the middle attends to the target's states.
+"""The DREAM head: decoder layers on embeddings, with cross-attention to the target's states.
 
-Hu et al. 2025. Nothing is fused: a first decoder layer without a norm in front reads embeddings, a
-gated cross-attention reads the target's last states, a second decoder layer and a norm follow; the
-target's own output head turns that into a distribution:
+Hu et al. 2025. A first decoder layer without pre-norm reads embeddings, a gated cross-attention
+reads the target's last hidden states, a second decoder layer and a norm follow, then the target's
+output head:
 
     embeddings of tokens 0 .. t -> layer -> x + tanh(a) attention(x, states 0 .. t - 1) -> layer
                                               + tanh(b) MLP                   -> norm -> state t
 
-Queries and keys of the cross-attention are normed and not rotated. Both gates begin at 0, where the
-head hears nothing of the target. Of the first token, before which there is no state, it hears none
-(the release lets it see all later ones). Parameter names are those of the published checkpoints.
+Queries and keys of the cross-attention are normed and not rotated. Both gates are initialised to 0,
+which disables the cross-attention. The first token, which has no previous state, attends to none
+(in the release, to all later ones). Parameter names are those of the published checkpoints.
 """
 
 from __future__ import annotations
@@ -29,18 +29,19 @@ from transformers.models.llama.modeling_llama import (
     eager_attention_forward,
 )
 
+from mmspec import _hf_cache
 from mmspec.models.heads.state_head import (
     SlotMarks,
     SlotRotaryEmbedding,
     StateHead,
     StateHeadConfig,
+    add_step_residual,
     step_table,
-    stepped,
 )
 from mmspec.models.llama_layers import Layers
-from mmspec.models.reading import read
+from mmspec.models.loading import load_model
 
-UNSEEN = -3e4  # of a key that must not be seen, before scaling; finite in float16
+UNSEEN = -3e4  # score of a masked key, before scaling; finite in float16
 
 
 class DreamHeadConfig(StateHeadConfig):
@@ -58,16 +59,16 @@ class DreamHeadConfig(StateHeadConfig):
             )
         if self.visual_slots in ("raw", "compressed"):
             raise ValueError(
-                f"visual_slots={self.visual_slots!r} goes around a fusion, and a DREAM head fuses "
-                "nothing; give 'fused', 'placeholder' or 'hidden', and visual_keep= to read fewer"
+                f"visual_slots={self.visual_slots!r} bypasses a fusion, and a DREAM head has none; "
+                "give 'fused', 'placeholder' or 'hidden', and visual_keep= to read fewer slots"
             )
 
 
 class StateAttention(nn.Module):
-    """Attention of the head's own stream to states; who sees which is up to the same mask.
+    """Cross-attention of the head's stream to the target's states, with the same mask.
 
-    A slot without a state has a key that nobody sees: the last coordinate of keys is added to the
-    scores, so it is remembered with them, and a value of zeros for the slot itself.
+    Slots without a state are masked by an extra key coordinate, which is added to the scores and
+    cached with the keys; their values are zero.
     """
 
     is_causal = True
@@ -111,13 +112,13 @@ class StateAttention(nn.Module):
             self.config._attn_implementation, eager_attention_forward
         )
         scale = self.head_dim**-0.5
-        heard, _ = attend(self, query, key, value, attention_mask, scaling=scale)
-        out: Tensor = self.o_proj(heard.flatten(2))
+        attended, _ = attend(self, query, key, value, attention_mask, scaling=scale)
+        out: Tensor = self.o_proj(attended.flatten(2))
         return out
 
 
 class StateAttentionLayer(nn.Module):
-    """Cross-attention and an MLP, each behind a norm and let in by a gate."""
+    """Pre-norm cross-attention and MLP, each scaled by a gate."""
 
     def __init__(self, config: DreamHeadConfig) -> None:
         super().__init__()
@@ -135,19 +136,18 @@ class StateAttentionLayer(nn.Module):
         states: Tensor,
         stateless: Tensor | None,
         attention_mask: Tensor | None = None,
-        past_key_values: Cache | None = None,
-        **_: object,
+        **shared: Any,
     ) -> Tensor:  # (R, q, D)
-        normed = self.input_layernorm(own)
-        heard = self.cross_attn(normed, states, stateless, attention_mask, past_key_values)
-        own = own + self.cross_attn_attn_gate.tanh() * heard
-        thought = self.mlp(self.post_attention_layernorm(own))
-        behind: Tensor = own + self.cross_attn_mlp_gate.tanh() * thought
-        return behind
+        normed, cache = self.input_layernorm(own), shared.get(_hf_cache.CACHE_NAME)
+        attended = self.cross_attn(normed, states, stateless, attention_mask, cache)
+        own = own + self.cross_attn_attn_gate.tanh() * attended
+        update = self.mlp(self.post_attention_layernorm(own))
+        out: Tensor = own + self.cross_attn_mlp_gate.tanh() * update
+        return out
 
 
 class DreamHead(StateHead):
-    """Tokens so far and the states before them to the states behind them."""
+    """Maps tokens and the target's states before them to the states of these tokens."""
 
     config: DreamHeadConfig
     config_class = DreamHeadConfig
@@ -171,13 +171,17 @@ class DreamHead(StateHead):
             module.cross_attn_mlp_gate.zero_()
 
     @property
-    def reads_first(self) -> bool:
+    def has_first_slot(self) -> bool:
         return True
 
-    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
-        return self._noting([], states, marks), stepped(embeds, self.step_residual, marks.steps)
+    def prepare_inputs(
+        self, embeds: Tensor, states: Tensor, marks: SlotMarks
+    ) -> tuple[Layers, Tensor]:
+        return self._recording_layers([], states, marks), add_step_residual(
+            embeds, self.step_residual, marks.steps
+        )
 
-    def with_middle(
+    def forward_with_middle(
         self,
         embeds: Tensor,
         states: Tensor,
@@ -185,27 +189,27 @@ class DreamHead(StateHead):
         position_ids: Tensor | None = None,
         marks: SlotMarks | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """States (R, q, D) behind the cross-attention, and behind the head, as `forward`."""
+        """States (R, q, D) after the cross-attention, and after the head, as `forward`."""
         marks, middle = marks or SlotMarks(), list[Tensor]()
-        inputs = stepped(embeds, self.step_residual, marks.steps)
-        layers = self._noting(middle, states, marks)
-        behind = self.behind(layers, inputs, attention_mask, position_ids)
-        return middle[0], behind
+        inputs = add_step_residual(embeds, self.step_residual, marks.steps)
+        layers = self._recording_layers(middle, states, marks)
+        states = self.run_layers(layers, inputs, attention_mask, position_ids)
+        return middle[0], states
 
-    def _noting(self, middle: list[Tensor], states: Tensor, marks: SlotMarks) -> Layers:
-        """Its layers, which note what the cross-attention gives."""
+    def _recording_layers(self, middle: list[Tensor], states: Tensor, marks: SlotMarks) -> Layers:
+        """Return the layers; the cross-attention's outputs are appended to `middle`."""
 
-        def attending(own: Tensor, **how: Any) -> Tensor:
-            middle.append(self.layers[1](own, states, marks.stateless, **how))
+        def attend(own: Tensor, **options: Any) -> Tensor:
+            middle.append(self.layers[1](own, states, marks.stateless, **options))
             return middle[0]
 
-        return [self.layers[0], attending, self.layers[2], lambda own, **_: self.norm(own)]
+        return [self.layers[0], attend, self.layers[2], lambda own, **_: self.norm(own)]
 
 
 def load_dream_head(folder: str | Path, dtype: torch.dtype | None = None) -> DreamHead:
-    """Read a head from a folder, as it was saved or in `dtype`.
+    """Load a head from a folder, in the saved dtype or `dtype`.
 
     Raises ValueError where the folder holds another kind of model.
     """
-    loaded: DreamHead = read(DreamHead, folder, "DREAM head", dtype)
+    loaded: DreamHead = load_model(DreamHead, folder, "DREAM head", dtype)
     return loaded

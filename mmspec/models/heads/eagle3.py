@@ -1,15 +1,15 @@
-"""The head of EAGLE-3: three layers of the target fused, one decoder layer, words of its own.
+"""The EAGLE-3 head: fused states of three target layers, one decoder layer, a draft vocabulary.
 
 Li et al. 2025. Features are un-normed hidden states 2, L // 2 and L - 3 (Hugging Face indices) of a
-target of L layers, side by side; `fc` makes one state of them, and the head's own states come back
-in the place of that:
+target of L layers, concatenated; `fc` fuses them into one state, and later the head's own states
+replace it:
 
     [h2 ; hL/2 ; hL-3] --fc--> g      a = [norm(embedding) ; norm(g)]
     out = r + MLP(norm(r)),  r = g + attention(a)         logits = lm_head(norm(out))
 
-`out` is the next g, without `fc`. The vocabulary may be a part of the target's: `d2t` is what to
-add to an id of the head to have the target's, `t2d` says which of the target's it has. Parameter
-names are those of the public EAGLE-3 checkpoints.
+`out` is the next g, without `fc`. The vocabulary may be a subset of the target's: `d2t` is the
+offset from the head's id to the target's, `t2d` marks the target's ids in it. Parameter names are
+those of the public EAGLE-3 checkpoints.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from mmspec.models.heads.state_head import (
     SlotRotaryEmbedding,
     StateHead,
     StateHeadConfig,
+    add_step_residual,
     step_table,
-    stepped,
 )
 from mmspec.models.llama_layers import Layers
-from mmspec.models.reading import read
+from mmspec.models.loading import load_model
 
 
 class Eagle3HeadConfig(StateHeadConfig):
     """As `StateHeadConfig`; `tapped_layers=None` are the published ones of the target.
 
-    `draft_vocab_size` tokens are spoken, all of `vocab_size` where it is None. `target_hidden_size`
-    is the target's width where the head has another: its embedding table is then its own, and
-    pictures are read as placeholders. `num_taps` hidden states are fused.
+    The draft vocabulary has `draft_vocab_size` tokens, None = all of `vocab_size`.
+    `target_hidden_size` is the target's width if it differs from the head's: the head then has its
+    own embedding table, and reads images as placeholders. `num_taps` hidden states are fused.
     """
 
     model_type = "eagle3_head"
@@ -53,14 +53,13 @@ class Eagle3HeadConfig(StateHeadConfig):
         super().__post_init__(**kwargs)
         if self.tapped_layers is not None and len(self.tapped_layers) != self.num_taps:
             raise ValueError(
-                f"tapped_layers={list(self.tapped_layers)} are not num_taps={self.num_taps}; make "
-                "both agree"
+                f"tapped_layers={list(self.tapped_layers)} does not have num_taps={self.num_taps} "
+                "entries; make both agree"
             )
         if self.visual_slots in ("raw", "compressed"):
             raise ValueError(
-                f"visual_slots={self.visual_slots!r} needs a slot that goes around the fusion, and "
-                "an EAGLE-3 head adds its layer to the fused state; give 'fused', 'placeholder' or "
-                "'hidden'"
+                f"visual_slots={self.visual_slots!r} bypasses the fusion, but an EAGLE-3 head adds "
+                "its layer to the fused state; give 'fused', 'placeholder' or 'hidden'"
             )
         if self.num_hidden_layers != 1:
             raise ValueError(
@@ -68,13 +67,13 @@ class Eagle3HeadConfig(StateHeadConfig):
             )
         if self.target_hidden_size not in (None, self.hidden_size) and self.visual_slots == "fused":
             raise ValueError(
-                f"a head {self.hidden_size} wide cannot read a picture's embeddings, which are "
-                f"{self.target_hidden_size} wide; give visual_slots='placeholder' or 'hidden'"
+                f"a head of width {self.hidden_size} cannot read image embeddings of width "
+                f"{self.target_hidden_size}; give visual_slots='placeholder' or 'hidden'"
             )
 
 
 class Eagle3Layer(nn.Module):
-    """A decoder layer whose attention reads embedding and state, each behind a norm of its own."""
+    """A decoder layer whose attention reads embedding and state, each with its own norm."""
 
     def __init__(self, config: Eagle3HeadConfig) -> None:
         super().__init__()
@@ -92,23 +91,23 @@ class Eagle3Layer(nn.Module):
     def forward(self, states: Tensor, embeds: Tensor, **read: object) -> Tensor:  # (B, q, D)
         both = torch.cat((self.input_layernorm(embeds), self.hidden_norm(states)), -1)
         states = states + self.self_attn(hidden_states=both, **read)[0]
-        behind: Tensor = states + self.mlp(self.post_attention_layernorm(states))
-        return behind
+        out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
+        return out
 
 
 class Eagle3Head(StateHead):
-    """Next tokens and the fused states before them to the states behind them."""
+    """Maps next tokens and the fused states before them to the states of these tokens."""
 
     config: Eagle3HeadConfig
     config_class = Eagle3HeadConfig
     _keys_to_ignore_on_load_unexpected = [r"embed_tokens\.weight"]  # noqa: RUF012
-    d2t: Tensor  # (V',) int64: the target's id less the head's own
-    t2d: Tensor  # (V,) bool: which of the target's ids the head speaks
+    d2t: Tensor  # (V',) int64: the target's id minus the head's
+    t2d: Tensor  # (V,) bool: target ids in the draft vocabulary
 
     def __init__(self, config: Eagle3HeadConfig) -> None:
         super().__init__(config)
         width, size = config.hidden_size, config.draft_vocab_size or config.vocab_size
-        self.is_cut = size != config.vocab_size
+        self.has_draft_vocabulary = size != config.vocab_size
         self.fc = nn.Linear(config.num_taps * self.feature_size, width, bias=False)
         self.midlayer = Eagle3Layer(config)
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
@@ -118,7 +117,7 @@ class Eagle3Head(StateHead):
         )
         self.rotary_emb = SlotRotaryEmbedding(config)
         self.step_residual = step_table(config)
-        if self.is_cut:
+        if self.has_draft_vocabulary:
             self.register_buffer("d2t", torch.zeros(size, dtype=torch.int64))
             self.register_buffer("t2d", torch.arange(config.vocab_size) < size)
         self.post_init()  # type: ignore[no-untyped-call]
@@ -136,72 +135,74 @@ class Eagle3Head(StateHead):
         return self.embed_tokens
 
     def check(self) -> None:
-        """Refuse a map to ids that the target has not, or to one twice. Raises ValueError."""
-        if not self.is_cut:
+        """Refuse a map with repeated or out-of-range target ids. Raises ValueError."""
+        if not self.has_draft_vocabulary:
             return
         ids, size = self.token_ids, self.config.vocab_size
         if int(ids.min()) < 0 or int(ids.max()) >= size:
             raise ValueError(
-                f"d2t leads to tokens {int(ids.min())} to {int(ids.max())}, but the target has "
+                f"d2t maps to tokens {int(ids.min())} to {int(ids.max())}, but the target has "
                 f"{size} (0 to {size - 1}); the head was made for another vocabulary, or its map "
                 "is damaged"
             )
-        spoken = torch.zeros_like(self.t2d)
-        spoken[ids] = True
-        if len(ids.unique()) != len(ids) or not torch.equal(spoken, self.t2d):
+        is_mapped = torch.zeros_like(self.t2d)
+        is_mapped[ids] = True
+        if len(ids.unique()) != len(ids) or not torch.equal(is_mapped, self.t2d):
             raise ValueError(
-                "d2t and t2d do not tell of the same tokens, or name one twice; the map is "
-                "damaged, copy or convert the head again"
+                "d2t and t2d hold different tokens, or one twice; the map is damaged, copy or "
+                "convert the head again"
             )
 
-    def fused(self, features: Tensor) -> Tensor:
+    def fuse(self, features: Tensor) -> Tensor:
         fused: Tensor = self.fc(features)
         return fused
 
-    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
-        inputs = stepped(states, self.step_residual, marks.steps)
+    def prepare_inputs(
+        self, embeds: Tensor, states: Tensor, marks: SlotMarks
+    ) -> tuple[Layers, Tensor]:
+        inputs = add_step_residual(states, self.step_residual, marks.steps)
         return [partial(self.midlayer, embeds=embeds)], inputs
 
     def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
         logits: Tensor = self.lm_head(self.norm(states))
         return logits
 
-    def spread(self, logits: Tensor) -> Tensor:
-        if not self.is_cut:
+    def expand_logits(self, logits: Tensor) -> Tensor:
+        if not self.has_draft_vocabulary:
             return logits
         wide = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
         return wide.index_copy(-1, self.token_ids, logits)
 
     @property
     def token_ids(self) -> Tensor:  # (V',)
-        """The target's ids of the tokens it speaks, in the order of its own."""
-        if not self.is_cut:
+        """The target's ids of the draft vocabulary, in its order."""
+        if not self.has_draft_vocabulary:
             return torch.arange(self.config.vocab_size, device=self.lm_head.weight.device)
         return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
 
     @torch.no_grad()
-    def speak(self, token_ids: Tensor) -> None:  # (V',)
-        """Choose the part of the vocabulary it speaks, before it is trained.
+    def set_draft_vocabulary(self, token_ids: Tensor) -> None:  # (V',)
+        """Set the draft vocabulary, before training.
 
-        Raises ValueError where these are not `draft_vocab_size` different ids of the target.
+        Raises ValueError unless these are `draft_vocab_size` different ids of the target.
         """
-        kept, size = token_ids.unique(), len(self.lm_head.weight)
-        wrong = len(kept) != size or len(token_ids) != size
-        if wrong or int(kept[0]) < 0 or int(kept[-1]) >= self.config.vocab_size:
+        ids, size = token_ids.unique(), len(self.lm_head.weight)
+        wrong = len(ids) != size or len(token_ids) != size
+        if wrong or int(ids[0]) < 0 or int(ids[-1]) >= self.config.vocab_size:
             raise ValueError(
-                f"{len(token_ids)} ids ({len(kept)} different) are no choice of {size} out of "
+                f"{len(token_ids)} ids ({len(ids)} different) are not a choice of {size} out of "
                 f"{self.config.vocab_size}; give draft_vocab_size different ids of the target"
             )
-        if self.is_cut:
-            self.d2t.copy_(kept.to(self.d2t) - torch.arange(size, device=self.d2t.device))
+        if self.has_draft_vocabulary:
+            self.d2t.copy_(ids.to(self.d2t) - torch.arange(size, device=self.d2t.device))
             self.t2d.zero_()
-            self.t2d[kept.to(self.t2d.device)] = True
+            self.t2d[ids.to(self.t2d.device)] = True
 
 
 def published_layers(layers: int) -> tuple[int, int, int]:
-    """2, L // 2 and L - 3 of a target of L layers, as Hugging Face counts hidden states.
+    """Hidden states 2, L // 2 and L - 3 of a target of L layers (Hugging Face indices).
 
-    Kept between 1 and L, which changes nothing from 4 layers on (reconstructed for shallower ones).
+    Clamped to 1 .. L, which only affects targets of fewer than 4 layers (reconstructed).
     """
     found = (min(max(at, 1), layers) for at in (2, layers // 2, layers - 3))
     low, middle, high = found
@@ -209,10 +210,10 @@ def published_layers(layers: int) -> tuple[int, int, int]:
 
 
 def load_eagle3_head(folder: str | Path, dtype: torch.dtype | None = None) -> Eagle3Head:
-    """Read a head from a folder, as it was saved or in `dtype`.
+    """Load a head from a folder, in the saved dtype or `dtype`.
 
     Raises ValueError where the folder holds another kind of model, or a damaged vocabulary map.
     """
-    loaded: Eagle3Head = read(Eagle3Head, folder, "EAGLE-3 head", dtype)
+    loaded: Eagle3Head = load_model(Eagle3Head, folder, "EAGLE-3 head", dtype)
     loaded.check()
     return loaded

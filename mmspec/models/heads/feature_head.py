@@ -1,46 +1,46 @@
 """A feature head: one decoder layer that continues the hidden states of a target (EAGLE).
 
-Li et al. 2024. It reads the next token beside the target's state behind the one before, and says
-what the target's state behind that next token will be; the target's own output head turns that into
-a distribution:
+Li et al. 2024. It reads the embedding of the next token and the target's state of the token before,
+and predicts the target's state of that next token; the target's output head follows:
 
     slot t    fc([embedding of token t + 1 ; state of slot t]) -> layers -> state of slot t + 1
 
-A *state* is what the target's output head sees: its last hidden state, behind the final norm. The
-embedding table and the output head are the target's and are not kept here. Layers are Llama's, the
-first without a norm in front of its attention, for every target; rotary positions count slots from
-0 unless the configuration says otherwise. Parameter names are those of the public EAGLE-1 and
-EAGLE-2 checkpoints, and of ViSpec and MSD, which differ in what becomes of pictures.
+A *state* is the input of the target's output head: its last hidden state, after the final norm.
+Embedding table and output head are the target's. Layers are Llama's for every target, the first
+without an input norm; rotary positions count slots from 0 by default. Parameter names are those of
+the public EAGLE-1 and EAGLE-2 checkpoints, and of ViSpec and MSD, which treat image slots
+differently.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
-from mmspec.models.heads.image_adaptor import ImageAdaptor
 from mmspec.models.heads.state_head import (
-    Glance,
-    PictureSlots,
+    CompressedImage,
+    ImageSlots,
     SlotMarks,
     SlotRotaryEmbedding,
     StateHead,
     StateHeadConfig,
+    add_step_residual,
     step_table,
-    stepped,
 )
 from mmspec.models.llama_layers import Layers
-from mmspec.models.reading import read
+from mmspec.models.loading import load_model
 
 
 class FeatureHeadConfig(StateHeadConfig):
     """As `StateHeadConfig`; `bias` is that of `fc`, `input_norm` a norm before the first attention.
 
-    `visual_slots="compressed"` takes one of two: `num_q` queries of a resampler over a picture's
-    embeddings, the last of which gives a global vector that every later state is joined with
+    `visual_slots="compressed"` needs one of two: `num_q` queries of a resampler over an image's
+    embeddings, the last of which gives a global vector that is fused into every later state
     (ViSpec), or `num_latents` vectors that attend to its features (SpecFLASH).
     """
 
@@ -57,12 +57,12 @@ class FeatureHeadConfig(StateHeadConfig):
         if (self.visual_slots == "compressed") != ((self.num_q > 0) != (self.num_latents > 0)):
             raise ValueError(
                 f"visual_slots={self.visual_slots!r} with num_q={self.num_q} and num_latents="
-                f"{self.num_latents}; 'compressed' takes exactly one of them, others take none"
+                f"{self.num_latents}; 'compressed' needs exactly one of them, others need none"
             )
 
 
 class FeatureHead(StateHead):
-    """Next tokens and the states before them to the states behind them."""
+    """Maps next tokens and the states before them to the states of these tokens."""
 
     config: FeatureHeadConfig
     config_class = FeatureHeadConfig
@@ -87,7 +87,7 @@ class FeatureHead(StateHead):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)  # type: ignore[no-untyped-call]
-        if module is self.img_fc:  # begins as EAGLE: the global vector is not heard
+        if module is self.img_fc:  # initialised as EAGLE: ignores the global vector
             eye = torch.eye(module.out_features)
             module.weight.copy_(torch.cat((eye, torch.zeros_like(eye)), 1))
             module.bias.zero_()
@@ -96,38 +96,66 @@ class FeatureHead(StateHead):
         if module is self and self.latents is not None:
             self.latents.normal_(0.0, self.config.initializer_range)
 
-    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
-        return self.layers, self.merged(embeds, states, marks)
+    def prepare_inputs(
+        self, embeds: Tensor, states: Tensor, marks: SlotMarks
+    ) -> tuple[Layers, Tensor]:
+        return self.layers, self.fuse_inputs(embeds, states, marks)
 
-    def merged(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> Tensor:  # (B, q, D)
-        """What the layers read."""
+    def fuse_inputs(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> Tensor:  # (B, q, D)
+        """Inputs of the layers."""
         if self.img_fc is not None:
-            seen = marks.global_vector
-            seen = torch.zeros_like(states) if seen is None else seen.expand_as(states)
-            states = self.img_fc(torch.cat((states, seen), -1))
-        merged: Tensor = self.fc(torch.cat((embeds, states), -1))
-        merged = stepped(merged, self.step_residual, marks.steps)
+            vector = marks.global_vector
+            vector = torch.zeros_like(states) if vector is None else vector.expand_as(states)
+            states = self.img_fc(torch.cat((states, vector), -1))
+        inputs: Tensor = self.fc(torch.cat((embeds, states), -1))
+        inputs = add_step_residual(inputs, self.step_residual, marks.steps)
         if marks.raw is not None:
-            merged = torch.where(marks.raw[..., None], embeds, merged)
-        return merged
+            inputs = torch.where(marks.raw[..., None], embeds, inputs)
+        return inputs
 
-    def compressed(self, picture: PictureSlots) -> Glance:
+    def compress_image(self, picture: ImageSlots) -> CompressedImage:
         features, count = picture.features, len(picture.embeds)
-        places = torch.arange(count, device=features.device)
-        if self.imadpt is not None:  # at the last slots of the picture
-            seen = self.imadpt(picture.embeds)
-            left = min(len(seen) - 1, count)
-            return Glance(seen[:-1][:left], places[count - left :], seen[-1])
+        slots = torch.arange(count, device=features.device)
+        if self.imadpt is not None:  # placed in the last slots of the image
+            vectors = self.imadpt(picture.embeds)
+            kept = min(len(vectors) - 1, count)
+            return CompressedImage(vectors[:-1][:kept], slots[count - kept :], vectors[-1])
         if self.latents is not None:  # softmax(A F') F: no projection, no scaling
-            seen = (self.latents[:count] @ features.T).softmax(-1) @ features
-            return Glance(seen, places[: len(seen)])
-        return super().compressed(picture)
+            vectors = (self.latents[:count] @ features.T).softmax(-1) @ features
+            return CompressedImage(vectors, slots[: len(vectors)])
+        return super().compress_image(picture)
+
+
+class ImageAdaptor(nn.Module):
+    """Learned queries attend to image embeddings (n, D): (Q, D) (ViSpec, Kang et al. 2025).
+
+    Independent of the order of embeddings. Parameter names are those of published checkpoints
+    (`imadpt`).
+    """
+
+    def __init__(self, config: Any, queries: int) -> None:
+        super().__init__()
+        width, heads = config.hidden_size, config.num_attention_heads
+        self.head_dim = width // heads
+        self.q = nn.Parameter(torch.zeros(queries, heads, self.head_dim))
+        self.k_proj = nn.Linear(width, width, bias=config.attention_bias)
+        self.v_proj = nn.Linear(width, width, bias=config.attention_bias)
+        self.o_proj = nn.Linear(width, width, bias=False)
+
+    def forward(self, embeds: Tensor) -> Tensor:  # (n, D) -> (Q, D)
+        keys, values = (
+            part(embeds).unflatten(-1, (-1, self.head_dim)).transpose(0, 1)
+            for part in (self.k_proj, self.v_proj)
+        )
+        attended = functional.scaled_dot_product_attention(self.q.transpose(0, 1), keys, values)
+        found: Tensor = self.o_proj(attended.transpose(0, 1).flatten(1))
+        return found
 
 
 def load_head(folder: str | Path, dtype: torch.dtype | None = None) -> FeatureHead:
-    """Read a head from a folder, as it was saved or in `dtype`.
+    """Load a head from a folder, in the saved dtype or `dtype`.
 
     Raises ValueError where the folder holds another kind of model.
     """
-    loaded: FeatureHead = read(FeatureHead, folder, "feature head", dtype)
+    loaded: FeatureHead = load_model(FeatureHead, folder, "feature head", dtype)
     return loaded

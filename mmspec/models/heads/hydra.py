@@ -1,14 +1,13 @@
-"""Hydra's heads: each says a token further ahead, and hears the tokens drafted before it.
+"""Hydra heads: sequentially dependent heads, conditioned on the tokens drafted before.
 
-Ankner et al. 2024. Head i says token t + 2 + i of the target's last hidden state h of token t and
-of the embeddings of all tokens between:
+Ankner et al. 2024. Head i predicts token t + 2 + i from the target's last hidden state h of token t
+and the embeddings of all tokens in between:
 
     [h ; e(t + 1) ; .. ; e(t + 1 + i)] -> residual blocks -> output matrix of head i
 
-Hydra++ puts a decoder layer in front, which reads the states of all tokens so far and gives h
-(`prefix-mlp`). The embedding table is the target's and is not kept here. Parameter names are those
-of the published checkpoints. Blocks behind the first have weights of their own each; published ones
-hold the same weights under each name.
+Hydra++ computes h by a decoder layer over the states of all tokens so far (`prefix-mlp`). The
+embedding table is the target's. Parameter names are those of the published checkpoints. Blocks have
+separate weights; in published heads those after the first are equal.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from transformers.models.llama.modeling_llama import (
     LlamaRotaryEmbedding,
 )
 
-from mmspec.models.heads.medusa import MedusaBlock, begin_block
+from mmspec.models.heads.medusa import MedusaBlock, init_block
 from mmspec.models.heads.state_head import StateHeadConfig
 from mmspec.models.llama_layers import LlamaHead
 
@@ -35,7 +34,7 @@ class HydraHeadsConfig(StateHeadConfig):
     """`hidden_size` and `vocab_size` are the target's; other names are the published ones."""
 
     model_type = "hydra"
-    chooses: ClassVar[frozenset[str]] = frozenset()
+    supported_choices: ClassVar[frozenset[str]] = frozenset()
 
     num_hidden_layers: int = 1
     hydra_num_heads: int = 4
@@ -62,7 +61,7 @@ class PrefixLayer(nn.Module):
 
 
 class HydraHeads(LlamaHead):
-    """A state of the target and the tokens behind it to the distribution of the next one."""
+    """Maps a hidden state of the target and the tokens after it to logits of the next token."""
 
     config: HydraHeadsConfig
     config_class = HydraHeadsConfig
@@ -81,7 +80,7 @@ class HydraHeads(LlamaHead):
             self.hydra_mlp.append(nn.Sequential(*blocks))
             output = nn.Linear(width, config.vocab_size)
             self.hydra_lm_head.append(nn.Sequential(nn.Dropout(rate), output))
-        self.prefix_embeding_layer = None  # as it is spelled in the published checkpoints
+        self.prefix_embeding_layer = None  # spelling of the published checkpoints
         if config.hydra_head_arch == "prefix-mlp":
             self.prefix_embeding_layer = PrefixLayer(config)
             self.rotary_emb = LlamaRotaryEmbedding(config)
@@ -89,7 +88,7 @@ class HydraHeads(LlamaHead):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if not begin_block(module):
+        if not init_block(module):
             super()._init_weights(module)  # type: ignore[no-untyped-call]
 
     @property
@@ -104,27 +103,29 @@ class HydraHeads(LlamaHead):
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """What heads read of the target's states (R, q, D); the states themselves without a layer.
+        """Inputs of the heads for the target's states (R, q, D); unchanged without a prefix layer.
 
         `attention_mask` is (R, L), or (1 or R, 1, q, L) and additive.
         """
         if self.prefix_embeding_layer is None:
             return states
         layer = self.prefix_embeding_layer
-        read = self.behind(layer.layers, states, attention_mask, position_ids, past_key_values)
-        normed: Tensor = layer.norm(read)
+        states = self.run_layers(
+            layer.layers, states, attention_mask, position_ids, past_key_values
+        )
+        normed: Tensor = layer.norm(states)
         return normed
 
     def forward(self, prefix: Tensor, embeds: Tensor) -> Tensor:  # (..., D), (..., i + 1, D)
-        """Logits (..., V) of head i, which hears i + 1 tokens."""
+        """Logits (..., V) of head i, conditioned on i + 1 tokens."""
         head = embeds.shape[-2] - 1
-        heard = torch.cat((prefix, embeds.flatten(-2)), -1)
-        logits: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](heard))
+        inputs = torch.cat((prefix, embeds.flatten(-2)), -1)
+        logits: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](inputs))
         return logits
 
     @torch.no_grad()
     def copy_output(self, weight: Tensor) -> None:  # (V, D)
-        """Let every head begin with the target's output matrix."""
+        """Initialise the output matrix of every head with the target's."""
         for head in self.hydra_lm_head:
             assert isinstance(head, nn.Sequential)
             output = head[1]

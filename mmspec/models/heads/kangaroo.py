@@ -1,13 +1,12 @@
-"""Kangaroo's adapter: one attention between the first layers of a target and its output head.
+"""Kangaroo's adapter: one attention layer between the first layers of a target and its output head.
 
-Liu et al. 2024. The state behind layer `exit_layer` of the target, before any norm, goes through
-one attention with a norm in front, no MLP, and a norm; the target's output head makes a
-distribution of it:
+Liu et al. 2024. The un-normed state after layer `exit_layer` of the target goes through one
+pre-norm attention without MLP and a norm, then through the target's output head:
 
     layers 0 .. n - 1 of the target -> x + attention(norm(x)) -> norm -> the target's output head
 
-Parameter names are those of the published checkpoints, which do not say how many layers they
-stand on; rotary positions count slots from 0.
+Parameter names are those of the published checkpoints, which lack the exit layer; rotary positions
+count slots from 0.
 """
 
 from __future__ import annotations
@@ -27,26 +26,26 @@ from mmspec.models.llama_layers import LlamaHead
 
 
 class KangarooAdapterConfig(StateHeadConfig):
-    """`hidden_size` and `vocab_size` are the target's; `exit_layer` layers of it run in front."""
+    """`hidden_size` and `vocab_size` are the target's; `exit_layer` is its last layer that runs."""
 
     model_type = "kangaroo"
-    chooses: ClassVar[frozenset[str]] = frozenset()
+    supported_choices: ClassVar[frozenset[str]] = frozenset()
 
     num_hidden_layers: int = 1
     exit_layer: int = 2
 
     @classmethod
     def of(cls, config: Any, vocabulary: int, **changes: Any) -> Any:
-        """The configuration of an adapter for a decoder with this text configuration.
+        """Make the configuration of an adapter for a decoder with this text configuration.
 
-        Two layers run in front, or one of a decoder of two.
+        Default exit layer: 2, or 1 for decoders of two layers.
         """
         layers = max(min(2, config.num_hidden_layers - 1), 1)
         return super().of(config, vocabulary, **{"exit_layer": layers, **changes})
 
 
 class AttentionLayer(nn.Module):
-    """Attention with a norm in front, and nothing behind."""
+    """Pre-norm attention without MLP."""
 
     def __init__(self, config: KangarooAdapterConfig) -> None:
         super().__init__()
@@ -55,12 +54,12 @@ class AttentionLayer(nn.Module):
 
     def forward(self, states: Tensor, **read: object) -> Tensor:  # (B, q, D)
         attended, _ = self.self_attn(hidden_states=self.input_layernorm(states), **read)
-        behind: Tensor = states + attended
-        return behind
+        out: Tensor = states + attended
+        return out
 
 
 class KangarooAdapter(LlamaHead):
-    """Early states of a target to what its output head reads."""
+    """Maps early hidden states of a target to inputs of its output head."""
 
     config: KangarooAdapterConfig
     config_class = KangarooAdapterConfig
@@ -79,10 +78,10 @@ class KangarooAdapter(LlamaHead):
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """What the output head reads (B, q, D), of early states (B, q, D).
+        """Map early states (B, q, D) to inputs of the output head (B, q, D).
 
         `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive.
         """
-        behind = self.behind(self.layers, states, attention_mask, position_ids, past_key_values)
-        normed: Tensor = self.norm(behind)
+        states = self.run_layers(self.layers, states, attention_mask, position_ids, past_key_values)
+        normed: Tensor = self.norm(states)
         return normed

@@ -1,14 +1,13 @@
-"""Medusa's heads: residual blocks and an output matrix of its own for each token ahead.
+"""Medusa heads: independent heads with residual blocks and an output matrix each.
 
-Cai et al. 2024. Head i says token t + 2 + i of the target's last hidden state t:
+Cai et al. 2024. Head i predicts token t + 2 + i from the target's last hidden state t:
 
     state t -> x + SiLU(W x + b), several times -> output matrix of head i -> token t + 2 + i
 
-W begins at zero and the output matrix as the target's, so an untrained head says what the target
-says of the next token. Parameter names are those of the published checkpoints, "0.0.linear.weight"
-for the first block of the first head, "0.1.weight" for its output matrix. Blocks are as many as
-there are layers, each with weights of its own; published ones of several layers hold the same
-weights under each name.
+W is initialised to zero and the output matrix to the target's, so an untrained head repeats the
+target's prediction of the next token. Parameter names are those of the published checkpoints,
+"0.0.linear.weight" for the first block of the first head, "0.1.weight" for its output matrix.
+Blocks have separate weights; in published heads with several layers these are equal.
 """
 
 from __future__ import annotations
@@ -32,16 +31,16 @@ class MedusaHeadsConfig(TokenHeadsConfig):
 
 
 class ZeroLinear(nn.Linear):
-    """A linear map that begins at zero."""
+    """A linear layer initialised to zero."""
 
 
 class FirstLinear(nn.Linear):
-    """A linear map that begins as the first of the vectors that go in."""
+    """A linear layer initialised to select the first of the concatenated input vectors."""
 
 
 @torch.no_grad()
-def begin_block(module: nn.Module) -> bool:
-    """Set the weights of a part of a block, if it is one."""
+def init_block(module: nn.Module) -> bool:
+    """Initialise a linear layer of a block; return whether it is one."""
     if isinstance(module, FirstLinear):
         module.weight.copy_(torch.eye(*module.weight.shape))
     elif isinstance(module, ZeroLinear):
@@ -53,7 +52,7 @@ def begin_block(module: nn.Module) -> bool:
 
 
 class MedusaBlock(nn.Module):
-    """R x + SiLU(W x + b); R is nothing, or a linear map where `inputs` vectors are made one."""
+    """R x + SiLU(W x + b); R is the identity, or a linear layer for several `inputs` vectors."""
 
     def __init__(self, width: int, inputs: int = 1) -> None:
         super().__init__()
@@ -61,12 +60,12 @@ class MedusaBlock(nn.Module):
         self.res_connection = FirstLinear(inputs * width, width) if inputs > 1 else nn.Identity()
 
     def forward(self, x: Tensor) -> Tensor:  # (..., inputs * D) -> (..., D)
-        behind: Tensor = self.res_connection(x) + functional.silu(self.linear(x))
-        return behind
+        out: Tensor = self.res_connection(x) + functional.silu(self.linear(x))
+        return out
 
 
 class MedusaHeads(TokenHeads):
-    """One state of the target to the distributions of as many tokens as there are heads."""
+    """Maps one hidden state of the target to logits of several tokens, one head each."""
 
     config: MedusaHeadsConfig
     config_class = MedusaHeadsConfig
@@ -81,7 +80,7 @@ class MedusaHeads(TokenHeads):
 
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
-        if not begin_block(module) and isinstance(module, nn.Linear):
+        if not init_block(module) and isinstance(module, nn.Linear):
             module.weight.normal_(0.0, self.config.hidden_size**-0.5)
 
     @property
@@ -95,12 +94,12 @@ class MedusaHeads(TokenHeads):
         )
 
     def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
-        said: Tensor = self(states)
-        return said
+        logits: Tensor = self(states)
+        return logits
 
     @torch.no_grad()
     def copy_output(self, weight: Tensor) -> None:  # (V, D)
-        """Let every head begin with the target's output matrix."""
+        """Initialise the output matrix of every head with the target's."""
         for head in range(self.reach):
             output = list(self.get_submodule(str(head)).children())[-1]
             assert isinstance(output, nn.Linear)

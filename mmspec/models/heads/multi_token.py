@@ -1,13 +1,13 @@
-"""Multi-token heads: each says, of one hidden state of a target, a token further ahead.
+"""Multi-token heads: independent heads that predict further tokens from one hidden state.
 
-A state is what the target's output head sees, behind the final norm; that head says token t + 1 of
-state t. Head h here says token t + 1 + h:
+A state is the input of the target's output head, after the final norm, which predicts token t + 1
+from state t. Head h predicts token t + 1 + h:
 
     state t -> residual blocks of head h -> state -> the target's output head -> token t + 1 + h
 
-A block is x + SiLU(W x + b) (Cai et al. 2024, Medusa); W and b begin at zero, so an untrained head
-says what the target says of the next token. Heads see no token between, and nothing of each other.
-The output head is the target's and is not kept here.
+A block is x + SiLU(W x + b) (Cai et al. 2024, Medusa); W and b are initialised to zero, so an
+untrained head repeats the target's prediction of the next token. Heads are independent of each
+other and of the tokens in between. The output head is the target's.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.models.heads.token_heads import TokenHeads, TokenHeadsConfig
-from mmspec.models.reading import read
+from mmspec.models.loading import load_model
 
 
 class MultiTokenHeadsConfig(TokenHeadsConfig):
     """As `TokenHeadsConfig`.
 
-    `num_bigrams` are counts of neighbours in the training text, kept beside the heads for recipes
-    that choose a path through what these say.
+    `num_bigrams` is the size of a table of bigram counts of the training text, for recipes that
+    search a path through the heads' predictions.
     """
 
     model_type = "multi_token_heads"
@@ -38,11 +38,11 @@ class MultiTokenHeadsConfig(TokenHeadsConfig):
 
 
 class MultiTokenHeads(TokenHeads):
-    """One state of the target to as many as there are heads."""
+    """Maps one hidden state of the target to one state per head."""
 
     config: MultiTokenHeadsConfig
     config_class = MultiTokenHeadsConfig
-    bigrams: Tensor  # (P, 3) int32: a token, the next one, how often
+    bigrams: Tensor  # (P, 3) int32: token, next token, count
 
     def __init__(self, config: MultiTokenHeadsConfig) -> None:
         super().__init__(config)
@@ -69,21 +69,21 @@ class MultiTokenHeads(TokenHeads):
         return target_head(self(states))
 
     def forward(self, states: Tensor) -> Tensor:  # (..., D) -> (..., H, D)
-        """What the target's output head is to read, for each head."""
+        """Inputs of the target's output head, one per head."""
         found = []
         for head in self.heads:
             assert isinstance(head, nn.ModuleList)
-            said = states
+            out = states
             for block in head:
-                said = said + functional.silu(block(said))
-            found.append(said)
+                out = out + functional.silu(block(out))
+            found.append(out)
         return torch.stack(found, -2)
 
 
 def load_multi_token_heads(folder: str | Path, dtype: torch.dtype | None = None) -> MultiTokenHeads:
-    """Read heads from a folder, as they were saved or in `dtype`.
+    """Load heads from a folder, in the saved dtype or `dtype`.
 
     Raises ValueError where the folder holds another kind of model.
     """
-    loaded: MultiTokenHeads = read(MultiTokenHeads, folder, "set of multi-token heads", dtype)
+    loaded: MultiTokenHeads = load_model(MultiTokenHeads, folder, "set of multi-token heads", dtype)
     return loaded

@@ -1,13 +1,12 @@
-"""What all heads have in common that continue the hidden states of a target.
+"""Base classes of heads that predict hidden states of a target autoregressively.
 
-Such a head reads a chain of slots. Slot t holds the embedding of token t + 1 beside a *state* of
-token t, and gives the state of token t + 1, from which the distribution of token t + 2 is made:
+Such a head reads a sequence of slots. Slot t holds the embedding of token t + 1 and a *state* of
+token t, and outputs the state of token t + 1, which gives the distribution of token t + 2:
 
     features of the target --fuse--> state of slot t --head--> state of slot t + 1 --head again ..
                                                        '--> logits of token t + 2
 
-A configuration says what it is made of: which features it taps, what becomes of slots that would
-read a picture, and where slots stand.
+The configuration selects the tapped features, the treatment of image slots, and the position ids.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mmspec.models.llama_layers import Layers, LlamaHead
 
-_SHAPE = (  # what a head has in common with the layers of its target
+_SHAPE = (  # fields that a head shares with the layers of its target
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
     *("rms_norm_eps", "attention_bias", "initializer_range", "max_position_embeddings"),
 )
 _THETA = 10_000.0
 _SECTIONS = ("mrope_section", "mrope_interleaved")
-_BY_LENGTH = ("dynamic", "longrope")  # kinds of rotary frequencies that change with the length
+_BY_LENGTH = ("dynamic", "longrope")  # rope types whose frequencies depend on the length
 VISUAL_SLOTS = ("fused", "placeholder", "raw", "hidden", "compressed")
 POSITIONS = ("keep", "compact", "mrope")
 CHOICES = frozenset({"tapped_layers", "visual_slots", "positions", "num_steps", "visual_keep"})
@@ -39,24 +38,24 @@ CHOICES = frozenset({"tapped_layers", "visual_slots", "positions", "num_steps", 
 class StateHeadConfig(LlamaConfig):
     """`hidden_size` is that of the head's states, `vocab_size` the target's vocabulary.
 
-    - `tapped_layers`: Hugging Face indices of the hidden states that are its features, side by side
-      (0 = embeddings, i = behind layer i - 1, un-normed; the last index stands behind the final
-      norm). None = the class's own rule.
-    - `visual_slots`, of slots that would read a picture's embedding: "fused" like text;
-      "placeholder", as the embedding of the placeholder's id; "raw", the embedding alone without
-      the feature; "hidden", left out; "compressed", a few in the place of all, which the head makes
-      of them.
+    - `tapped_layers`: Hugging Face indices of the hidden states that are concatenated as its
+      features
+      (0 = embeddings, i = after layer i - 1, un-normed; the last index is after the final norm).
+      None = the default of the class.
+    - `visual_slots`, for slots of image embeddings: "fused", like text; "placeholder", with the
+      embedding of the placeholder token; "raw", the embedding without the feature; "hidden",
+      dropped; "compressed", replaced by fewer slots that the head computes.
     - `positions`: "keep", the slot's index in the prompt; "compact", counted over the slots that
-      are read; "mrope", the target's own on three axes (of token t for slot t).
-    - `num_steps`: so many learned residuals, one for each time that a state was self-fed.
-    - `visual_keep`: of slots that would read a picture, the share that is read: those that the
-      question attends to most in the target's last layer. 1 = all.
+      are read; "mrope", the target's position ids on three axes (of token t for slot t).
+    - `num_steps`: number of learned residuals, one per draft step of a self-fed state.
+    - `visual_keep`: share of image slots that is read: those that the question attends to most in
+      the target's last layer. 1 = all.
 
-    A kind of head that does not follow one of these names in `chooses` those it does; another than
-    the default of the rest raises ValueError.
+    Classes list the fields that they support in `supported_choices`; non-default values of the
+    others raise ValueError.
     """
 
-    chooses: ClassVar[frozenset[str]] = CHOICES
+    supported_choices: ClassVar[frozenset[str]] = CHOICES
 
     tapped_layers: list[int] | tuple[int, ...] | None = None
     visual_slots: str = "fused"
@@ -66,11 +65,11 @@ class StateHeadConfig(LlamaConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
-        for name in sorted(CHOICES - self.chooses):
+        for name in sorted(CHOICES - self.supported_choices):
             given = getattr(self, name)
             if given != getattr(StateHeadConfig, name):
                 raise ValueError(
-                    f"{name}={given!r} would change nothing in {type(self).__name__}; leave it out"
+                    f"{name}={given!r} has no effect in {type(self).__name__}; leave it out"
                 )
         for name, known in (("visual_slots", VISUAL_SLOTS), ("positions", POSITIONS)):
             if getattr(self, name) not in known:
@@ -78,25 +77,23 @@ class StateHeadConfig(LlamaConfig):
                     f"{name}={getattr(self, name)!r} is not known; choose one of {', '.join(known)}"
                 )
         if not 0 < self.visual_keep <= 1:
-            raise ValueError(
-                f"visual_keep={self.visual_keep} is no share of a picture; give one in (0, 1]"
-            )
+            raise ValueError(f"visual_keep={self.visual_keep} must be in (0, 1]")
         if self.visual_keep < 1 and self.visual_slots in ("hidden", "compressed"):
             raise ValueError(
-                f"visual_slots={self.visual_slots!r} leaves no slots of a picture for visual_keep="
-                f"{self.visual_keep} to choose from; give visual_keep=1, or other visual_slots"
+                f"visual_slots={self.visual_slots!r} leaves no image slots for visual_keep="
+                f"{self.visual_keep} to select from; give visual_keep=1, or other visual_slots"
             )
         if self.positions == "mrope" and not (self.rope_parameters or {}).get("mrope_section"):
             raise ValueError(
-                "positions='mrope' turns on three axes, but rope_parameters have no mrope_section; "
-                "make the configuration with .of() of a target that has M-RoPE, or give 'keep'"
+                "positions='mrope' needs an mrope_section in rope_parameters; make the "
+                "configuration with .of() of a target with M-RoPE, or give 'keep'"
             )
 
     @classmethod
     def of(cls, config: Any, vocabulary: int, **changes: Any) -> Any:
-        """The configuration of a head for a decoder with this text configuration.
+        """Make the configuration of a head for a decoder with this text configuration.
 
-        `vocabulary` is what the target speaks: codes, for a model that draws.
+        `vocabulary` is the target's output vocabulary: codes, for image models.
         """
         shared = {name: getattr(config, name, None) for name in _SHAPE}
         rope = getattr(config, "rope_parameters", None) or {}
@@ -118,83 +115,83 @@ class StateHeadConfig(LlamaConfig):
 
 @dataclass(frozen=True)
 class SlotMarks:
-    """What is particular about slots (R, q), where anything is."""
+    """Special properties of slots (R, q); defaults for ordinary ones."""
 
-    steps: Tensor | int = (
-        0  # (1 or R, q), or all of them never: how often the state was fed by the head itself
-    )
-    raw: Tensor | None = None  # (R, q) bool: the embedding alone goes in
-    global_vector: Tensor | None = None  # (R, q or 1, D) of the last picture before
-    stateless: Tensor | None = None  # (R, q) bool: no state stands beside the embedding
+    steps: Tensor | int = 0  # (1 or R, q): number of self-fed steps of the state; 0 = none
+    raw: Tensor | None = None  # (R, q) bool: input is the embedding alone
+    global_vector: Tensor | None = None  # (R, q or 1, D) of the last image before
+    stateless: Tensor | None = None  # (R, q) bool: the slot has no state
 
 
 @dataclass(frozen=True)
-class PictureSlots:
-    """A picture in a prompt: n slots, each of which reads an embedding beside the state before."""
+class ImageSlots:
+    """An image in a prompt: n slots, each with an embedding and the state before."""
 
     embeds: Tensor  # (n, D)
-    features: Tensor  # (n, k * H) of the very tokens
-    before: Tensor  # (n, k * H) of the tokens before, as the slots have them
-    attention: Mapping[str, Tensor]  # (n,) each: what the head asked for by `attention`
-    question: Tensor  # (T, D) embeddings of the text behind the last picture, or of all text
-    grid: tuple[int, int] | None = None  # rows, columns; None = not known
+    features: Tensor  # (n, k * H) of the same tokens
+    before: Tensor  # (n, k * H) of the tokens before, as in the slots
+    attention: Mapping[str, Tensor]  # (n,) each: as requested by `StateHead.attention`
+    question: Tensor  # (T, D) embeddings of the text after the last image, or of all text
+    grid: tuple[int, int] | None = None  # rows, columns; None = unknown
 
 
 @dataclass(frozen=True)
-class Glance:
-    """What a head makes of a picture of n slots."""
+class CompressedImage:
+    """An image of n slots, compressed by a head."""
 
     inputs: Tensor  # (m, D), m <= n
-    at: Tensor  # (m,) which of its n slots they take, ascending
+    at: Tensor  # (m,) indices of the n slots that they take, ascending
     vector: Tensor | None = None  # (D,) for all later slots
 
 
 class StateHead(LlamaHead, ABC):
-    """Embeddings of next tokens and states before them to states behind them."""
+    """Maps embeddings of next tokens and the states before them to states of these tokens."""
 
     config: StateHeadConfig
     config_class: type[StateHeadConfig]
 
     def taps(self, layers: int) -> tuple[int, ...] | None:
-        """Hugging Face indices of the features it reads of a target of so many layers.
+        """Hugging Face indices of the tapped features of a target with this many layers.
 
-        None = the last hidden states, behind the final norm.
+        None = the last hidden states, after the final norm.
         """
         own = self.config.tapped_layers
         return None if own is None else tuple(own)
 
     @property
     def embeddings(self) -> nn.Module | None:
-        """An embedding table of its own; None = the target's is read."""
+        """The head's own embedding table; None = the target's is used."""
         return None
 
     @property
-    def reads_first(self) -> bool:
-        """Whether the first token has a slot, too, beside which no state stands."""
+    def has_first_slot(self) -> bool:
+        """Whether the first token has a slot, too, without a state."""
         return False
 
     @property
     def attention(self) -> frozenset[str]:
-        """Attention of the target that says what is read of pictures (`targets.attention_tap`)."""
+        """Kinds of target attention that select image slots (`targets.attention_tap`)."""
         return frozenset({"last-layer-attention"} if self.config.visual_keep < 1 else ())
 
-    def fused(self, features: Tensor) -> Tensor:  # (..., k * H) -> (..., D)
-        """States of the target's features."""
+    def fuse(self, features: Tensor) -> Tensor:  # (..., k * H) -> (..., D)
+        """Fuse the target's features into states."""
         return features
 
     def check(self) -> None:
-        """Refuse parameters that cannot be right. Raises ValueError."""
+        """Refuse invalid parameters. Raises ValueError."""
 
-    def compressed(self, picture: PictureSlots) -> Glance:
-        """A picture as fewer inputs. Raises ValueError where it cannot."""
+    def compress_image(self, picture: ImageSlots) -> CompressedImage:
+        """Compress an image to fewer inputs. Raises ValueError if unsupported."""
         raise ValueError(
-            f"{type(self).__name__} has nothing that compresses a picture; give visual_slots= "
+            f"{type(self).__name__} cannot compress an image; give visual_slots= "
             "'fused', 'placeholder', 'raw' or 'hidden'"
         )
 
     @abstractmethod
-    def entered(self, embeds: Tensor, states: Tensor, marks: SlotMarks) -> tuple[Layers, Tensor]:
-        """Its layers, and what the first of them reads (B, q, D)."""
+    def prepare_inputs(
+        self, embeds: Tensor, states: Tensor, marks: SlotMarks
+    ) -> tuple[Layers, Tensor]:
+        """Return the layers, and the inputs (B, q, D) of the first one."""
 
     def forward(
         self,
@@ -205,27 +202,27 @@ class StateHead(LlamaHead, ABC):
         past_key_values: Cache | None = None,
         marks: SlotMarks | None = None,
     ) -> Tensor:
-        """States (B, q, D) behind tokens, from their `embeds` and the `states` before, likewise.
+        """States (B, q, D) of tokens, from their `embeds` and the `states` before them.
 
         `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive; `position_ids` (1 or B, q),
         or (3, B, q) with M-RoPE.
         """
-        layers, inputs = self.entered(embeds, states, marks or SlotMarks())
-        return self.behind(layers, inputs, attention_mask, position_ids, past_key_values)
+        layers, inputs = self.prepare_inputs(embeds, states, marks or SlotMarks())
+        return self.run_layers(layers, inputs, attention_mask, position_ids, past_key_values)
 
     def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
-        """What states (..., D) say in the head's own vocabulary: (..., V')."""
+        """Logits of states (..., D) over the draft vocabulary: (..., V')."""
         return target_head(states)
 
-    def spread(self, logits: Tensor) -> Tensor:  # (..., V') -> (..., V)
-        """Logits over the target's vocabulary; what the head never says is impossible."""
+    def expand_logits(self, logits: Tensor) -> Tensor:  # (..., V') -> (..., V)
+        """Expand logits to the target's vocabulary; other tokens get -inf."""
         return logits
 
 
-def stepped(inputs: Tensor, table: Tensor | None, steps: Tensor | int) -> Tensor:
-    """Inputs (B, q, D) with the residual of their step; self-fed never, they stay as they are.
+def add_step_residual(inputs: Tensor, table: Tensor | None, steps: Tensor | int) -> Tensor:
+    """Add the residual of their step to inputs (B, q, D); unchanged at step 0.
 
-    Row s - 1 of the table (S, D) is for states that were self-fed s times, the last for more.
+    Row s - 1 of the table (S, D) is for states self-fed s times, the last row also for more.
     """
     if table is None or isinstance(steps, int):
         return inputs
@@ -234,7 +231,7 @@ def stepped(inputs: Tensor, table: Tensor | None, steps: Tensor | int) -> Tensor
 
 
 def step_table(config: StateHeadConfig) -> nn.Parameter | None:
-    """Residuals by step, at zero; None where the configuration has none."""
+    """Make a table of residuals by step, initialised to zero; None without `num_steps`."""
     rows = config.num_steps
     return nn.Parameter(torch.zeros(rows, config.hidden_size)) if rows else None
 
@@ -242,8 +239,8 @@ def step_table(config: StateHeadConfig) -> nn.Parameter | None:
 class SlotRotaryEmbedding(LlamaRotaryEmbedding):
     """Cosines and sines of positions (B, q), or of three axes (3, B, q) by sections (M-RoPE).
 
-    Frequencies go to axes in runs (Qwen2-VL), or in turn (`mrope_interleaved`, Qwen3-VL). A head
-    of one layer turns once a token, so this does in few operations what Llama's own does in many.
+    Frequencies are assigned to axes in blocks (Qwen2-VL), or interleaved (`mrope_interleaved`,
+    Qwen3-VL). It uses fewer operations than Llama's own, which matters for heads of one layer.
     """
 
     @torch.no_grad()
@@ -253,7 +250,7 @@ class SlotRotaryEmbedding(LlamaRotaryEmbedding):
             return cos, sin
         angles = position_ids[..., None].float() * self.inv_freq.to(x.device, torch.float)
         if position_ids.dim() > 2:
-            axis = axes_of(self.config.rope_parameters, angles.shape[-1]).to(x.device)
+            axis = rope_axes(self.config.rope_parameters, angles.shape[-1]).to(x.device)
             angles = angles.gather(0, axis.expand(1, *angles.shape[1:]))[0]
         both = torch.cat((angles, angles), -1)
         cos, sin = both.cos(), both.sin()
@@ -262,8 +259,8 @@ class SlotRotaryEmbedding(LlamaRotaryEmbedding):
         return cos.to(x.dtype), sin.to(x.dtype)
 
 
-def axes_of(rope: Any, count: int) -> Tensor:  # (count,)
-    """Which of the three axes each frequency turns by."""
+def rope_axes(rope: Any, count: int) -> Tensor:  # (count,)
+    """Return the axis (0, 1, 2) of each frequency."""
     sections = rope["mrope_section"]
     if not rope.get("mrope_interleaved"):
         runs = [torch.full((size,), axis) for axis, size in enumerate(sections)]

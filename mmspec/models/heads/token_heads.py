@@ -1,4 +1,4 @@
-"""What all sets of heads have in common that say several tokens of one state of a target."""
+"""Base classes of heads that predict several tokens from one hidden state of a target."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ class TokenHeadsConfig(PreTrainedConfig):
 
     @classmethod
     def of(cls, config: Any, vocabulary: int, **changes: Any) -> Any:
-        """The configuration of heads for a decoder with this text configuration.
+        """Make the configuration of heads for a decoder with this text configuration.
 
-        `vocabulary` is what the target speaks: codes, for a model that draws or sounds.
+        `vocabulary` is the target's output vocabulary: codes, for image and speech models.
         """
         return cls(**{"hidden_size": config.hidden_size, "vocab_size": vocabulary, **changes})
 
 
 class TokenHeads(PreTrainedModel, ABC):
-    """Head h says, of state t, token t + 1 + h; the target itself says token t + 1."""
+    """Head h predicts token t + 1 + h from state t; the target predicts token t + 1."""
 
     config: Any
     base_model_prefix = "model"
@@ -34,13 +34,13 @@ class TokenHeads(PreTrainedModel, ABC):
     @property
     @abstractmethod
     def reach(self) -> int:
-        """How many heads there are."""
+        """Number of heads."""
 
     @property
     def feature_size(self) -> int:
-        """Width of the states of the target that they read."""
+        """Width of the target's hidden states."""
         return int(self.config.hidden_size)
 
     @abstractmethod
     def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
-        """What each head says of states (..., D): (..., H, V)."""
+        """Logits of all heads for states (..., D): (..., H, V)."""

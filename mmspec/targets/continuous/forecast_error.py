@@ -1,6 +1,6 @@
-"""How far a forecast is from what the network computes; thresholds do not carry over between them.
+"""Error metrics of forecasts against computed features; thresholds differ between metrics.
 
-All take G forecasts and G computed features, flattened, and give one number each.
+All take G forecasts and G computed features, flattened, and return one number each.
 """
 
 from __future__ import annotations

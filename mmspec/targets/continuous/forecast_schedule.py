@@ -1,6 +1,6 @@
-"""When to compute a denoising step in full, and when a forecast will do.
+"""Schedules of full and forecast denoising steps.
 
-A schedule is a pure function of what happened to one sample so far; it sees no tensors.
+A schedule is a pure function of the history of one sample, without tensors.
 """
 
 from __future__ import annotations
@@ -11,21 +11,21 @@ from typing import ClassVar, Protocol
 
 
 @dataclass(frozen=True)
-class Past:
-    """What happened to one sample: the memory of a schedule."""
+class SampleHistory:
+    """The history of one sample: the state of a schedule."""
 
     steps: int = 0  # taken so far
-    forecasts: int = 0  # in a row, since the last step in full
-    is_full: bool = False  # whether the last step was in full
-    error: float | None = None  # of the last checked forecast that was kept
+    forecasts: int = 0  # consecutive, since the last full step
+    is_full: bool = False  # whether the last step was full
+    error: float | None = None  # of the last checked forecast that was accepted
 
-    def in_full(self) -> Past:
-        """After a step in full."""
-        return Past(self.steps + 1, 0, True)
+    def after_full_step(self) -> SampleHistory:
+        """The history after a full step."""
+        return SampleHistory(self.steps + 1, 0, True)
 
-    def by_forecast(self, error: float | None) -> Past:
-        """After a forecast, of which `error` is known if it was checked."""
-        return Past(self.steps + 1, self.forecasts + 1, False, error)
+    def after_forecast(self, error: float | None) -> SampleHistory:
+        """The history after a forecast, with its `error` if it was checked."""
+        return SampleHistory(self.steps + 1, self.forecasts + 1, False, error)
 
 
 class ForecastSchedule(Protocol):
@@ -35,16 +35,16 @@ class ForecastSchedule(Protocol):
     def has_checks(self) -> bool: ...
     @property
     def warm_up(self) -> int: ...  # differences of features begin with the last of these steps
-    def wants_full(self, past: Past, progress: float) -> bool: ...
-    def checks(self, past: Past) -> bool: ...  # whether the forecast to come is checked
-    def threshold(self, progress: float) -> float: ...  # the largest error that passes
+    def needs_full_step(self, past: SampleHistory, progress: float) -> bool: ...
+    def is_checked(self, past: SampleHistory) -> bool: ...  # whether the next forecast is checked
+    def threshold(self, progress: float) -> float: ...  # the largest accepted error
 
 
 @dataclass(frozen=True)
 class Cadence:
-    """One step in full, then `interval` - 1 forecasts that nobody checks (TaylorSeer).
+    """One full step, then `interval` - 1 unchecked forecasts (TaylorSeer).
 
-    The first `warm_up` steps are all in full.
+    The first `warm_up` steps are all full.
     """
 
     interval: int = 5
@@ -52,18 +52,20 @@ class Cadence:
 
     def __post_init__(self) -> None:
         if self.interval < 1:
-            raise ValueError(f"interval={self.interval} computes no step; use 1 (all in full) up")
+            raise ValueError(
+                f"interval={self.interval} must be at least 1, which is all full steps"
+            )
         if self.warm_up < 1:
-            raise ValueError(f"warm_up={self.warm_up} leaves nothing to forecast from; use 1 up")
+            raise ValueError(f"warm_up={self.warm_up} must be at least 1, to forecast from")
 
     @property
     def has_checks(self) -> bool:
         return False
 
-    def wants_full(self, past: Past, progress: float) -> bool:
+    def needs_full_step(self, past: SampleHistory, progress: float) -> bool:
         return past.steps < self.warm_up or past.forecasts >= self.interval - 1
 
-    def checks(self, past: Past) -> bool:
+    def is_checked(self, past: SampleHistory) -> bool:
         return False
 
     def threshold(self, progress: float) -> float:
@@ -72,12 +74,12 @@ class Cadence:
 
 @dataclass(frozen=True)
 class DecayingThreshold:
-    """SpeCa (Liu et al. 2025): forecasts run until one is off by more than the threshold.
+    """Forecasts continue until the error of one exceeds the threshold (SpeCa, Liu et al. 2025).
 
-    The threshold is max(base decay^progress, floor). Between two steps in full lie `least` to
-    `most` forecasts, roughly: the first `least` of a run are not checked, and no run is longer than
-    `most`. As in the published code, a step in full is never followed by another, so the
-    `warm_up` steps come out as full, forecast, full, ...
+    The threshold is max(base decay^progress, floor). Between two full steps are about `least` to
+    `most` forecasts: the first `least` of a run are not checked, and no run is longer than `most`.
+    As in the published code, a full step is never followed by another, so the `warm_up` steps
+    alternate between full and forecast.
     """
 
     base: float = 0.1
@@ -102,7 +104,7 @@ class DecayingThreshold:
     def has_checks(self) -> bool:
         return True
 
-    def wants_full(self, past: Past, progress: float) -> bool:
+    def needs_full_step(self, past: SampleHistory, progress: float) -> bool:
         if past.is_full:
             return False
         if past.steps < self.warm_up or past.steps == 0 or past.forecasts >= self.most:
@@ -110,7 +112,7 @@ class DecayingThreshold:
         is_off = past.error is not None and past.error > self.threshold(progress)
         return is_off and past.forecasts >= self.least
 
-    def checks(self, past: Past) -> bool:
+    def is_checked(self, past: SampleHistory) -> bool:
         return past.forecasts >= self.least
 
     def threshold(self, progress: float) -> float:
@@ -119,7 +121,7 @@ class DecayingThreshold:
 
 @dataclass(frozen=True)
 class Stepwise:
-    """How forecasts are executed: the pipeline's own loop, one step of the sampler at a time."""
+    """Execution of forecasts in the pipeline's own loop, one sampler step at a time."""
 
     walk: str = "none"  # what is computed of a forecast step to verify it
-    words: ClassVar[str] = "one step of the sampler at a time"
+    description: ClassVar[str] = "one step of the sampler at a time"

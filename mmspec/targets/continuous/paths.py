@@ -1,11 +1,11 @@
-"""The distribution of a token that a diffusion head draws: of its whole path from noise to data.
+"""The distribution of a token sampled by a diffusion head, over its whole path from noise to data.
 
-A head that adds noise on the way has no density of its tokens that could be computed, but one of
-its paths x_0 (noise), x_1, ..., x_T (the token): a product of Gaussian steps,
+The density of a stochastic head's tokens cannot be computed, but that of its paths x_0 (noise),
+x_1, ..., x_T (the token) can: a product of Gaussian steps,
 
     P(x) = N(x_0; 0, 1) N(x_1; m(x_0), s(x_0)) ... N(x_T; m(x_{T-1}), s(x_{T-1})).
 
-What is exact for paths is exact for the tokens at their ends.
+A method that is exact for paths is exact for the tokens at their ends.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from mmspec.distributions.kernels import GaussianKernel
 from mmspec.distributions.noise import Keys
 from mmspec.targets.continuous.denoising import Prediction
 
-_ROWS = 1 << 14  # rows of a head at a time
-_FIRST, _WIDEST = 4, 256  # tries side by side
+_ROWS = 1 << 14  # rows of a head per call
+_FIRST, _WIDEST = 4, 256  # parallel tries
 
 
 class Head(Protocol):
-    """A diffusion head with its sampler; every row is computed on its own.
+    """A diffusion head with its sampler; rows are independent.
 
-    A condition has G branches of D numbers (2 with guidance) and the `scale` that joins them.
-    A step may have a predicted std though the kernel says that the sampler adds no noise in it.
+    A condition has G branches of D numbers (2 with guidance) and the guidance `scale`. A step may
+    have a predicted std although the sampler adds no noise in it.
     """
 
     @property
@@ -44,13 +44,13 @@ class Head(Protocol):
 
 @dataclass(frozen=True)
 class PathDistribution:
-    """Paths (..., S, *E) of S = T + 1 states; places that are not `real` hold zeros."""
+    """Paths (..., S, *E) of S = T + 1 states; positions that are not `real` are zero."""
 
     head: Head
     condition: Tensor  # (..., G, D)
     scale: Tensor  # (...)
     real: Tensor  # (...) bool
-    trouble: ClassVar[str] = "conditions of the diffusion head are NaN or infinite"
+    invalid_reason: ClassVar[str] = "conditions of the diffusion head are NaN or infinite"
 
     @property
     def batch(self) -> torch.Size:
@@ -59,12 +59,12 @@ class PathDistribution:
     @property
     def states(self) -> int:
         """S."""
-        return self.head.kernel.steps + 1
+        return self.head.kernel.num_steps + 1
 
     def walk(
         self, noise: Tensor
     ) -> tuple[Tensor, Gaussian]:  # (..., S, *E) -> the same, distributions
-        """The path that standard normal noise drives, and the distribution of each of its states."""
+        """The path of given standard normal noise, and the distribution of each of its states."""
         kernel, condition, scale = (
             self.head.kernel,
             self.condition[self.real],
@@ -73,19 +73,19 @@ class PathDistribution:
         driving = noise[self.real]
         if not len(driving):
             nothing = driving.unbind(1)
-            return self._placed(driving, 0.0), self._distribution(nothing, nothing)
+            return self._scatter_real(driving, 0.0), self._distribution(nothing, nothing)
         x = driving[:, 0]
         path, means, stds = [x], [torch.zeros_like(x)], [torch.ones_like(x)]
-        for index in range(kernel.steps):
+        for index in range(kernel.num_steps):
             step = torch.full((len(x),), index, device=x.device)
             mean, std = self._step(x, step, condition, scale)
             x = mean + std * driving[:, index + 1] if kernel.is_random[index] else mean
             for line, value in ((path, x), (means, mean), (stds, std)):
                 line.append(value)
-        return self._placed(torch.stack(path, 1), 0.0), self._distribution(means, stds)
+        return self._scatter_real(torch.stack(path, 1), 0.0), self._distribution(means, stds)
 
-    def along(self, paths: Tensor) -> Gaussian:  # (..., S, *E)
-        """The distribution of each state of given paths, after the state before: one call of the head."""
+    def step_distributions(self, paths: Tensor) -> Gaussian:  # (..., S, *E)
+        """The distribution of each state of given paths after the state before. One head call."""
         states = paths[self.real][:, :-1]
         count, steps = states.shape[:2]
         step = torch.arange(steps, device=states.device).repeat(count)
@@ -103,10 +103,10 @@ class PathDistribution:
     def log_prob(self, x: Tensor) -> Tensor:  # (..., S, *E) -> (...) float64
         """The log density of paths; 0 where they are not real.
 
-        Raises ValueError where a step adds no noise: such paths have none.
+        Raises ValueError if a step adds no noise: such paths have no density.
         """
         check_random(self.head.kernel)
-        distribution = self.along(x)
+        distribution = self.step_distributions(x)
         wide = Gaussian(distribution.mean.double(), distribution.std.double(), distribution.events)
         return torch.where(self.real, wide.log_prob(x.double()), 0)
 
@@ -120,13 +120,15 @@ class PathDistribution:
     def residual(self, other: PathDistribution) -> PathResidual:
         return PathResidual(self, other)
 
-    def broken(self, mask: Tensor | None = None) -> Tensor:  # distribution (B, M, K) -> (B,) bool
-        """Rows in which some condition is not finite; `mask` (B, M) leaves places out."""
+    def invalid_mask(
+        self, mask: Tensor | None = None
+    ) -> Tensor:  # distribution (B, M, K) -> (B,) bool
+        """Rows in which a condition is not finite; `mask` (B, M) selects positions."""
         broken = (~self.condition.isfinite().flatten(self.real.dim()).all(-1) & self.real).any(-1)
         return (broken if mask is None else broken & mask).any(-1)
 
     def reshape(self, *batch: int) -> PathDistribution:
-        """The same places in another batch shape."""
+        """Reshape the batch."""
         tail = self.condition.shape[-2:]
         return replace(
             self,
@@ -135,15 +137,15 @@ class PathDistribution:
             real=self.real.reshape(batch),
         )
 
-    def among(
+    def scatter(
         self, where: Tensor
     ) -> PathDistribution:  # distribution (R, K), where (B, M) bool with R True
-        """The distribution in R of B x M places; the others are not real."""
+        """Scatter to the R true entries of B x M positions; the others are not real."""
         return replace(
             self,
-            condition=_among(self.condition, where),
-            scale=_among(self.scale, where),
-            real=_among(self.real, where),
+            condition=_scatter_places(self.condition, where),
+            scale=_scatter_places(self.scale, where),
+            real=_scatter_places(self.real, where),
         )
 
     def __getitem__(self, index: Any) -> PathDistribution:
@@ -153,7 +155,7 @@ class PathDistribution:
 
     @staticmethod
     def stack(distributions: Sequence[PathDistribution], dim: int = 1) -> PathDistribution:
-        """Join distributions of equal batch shape along a new batch axis."""
+        """Stack distributions of equal batch shape along a new batch axis."""
         parts = zip(
             *(
                 (distribution.condition, distribution.scale, distribution.real)
@@ -171,16 +173,16 @@ class PathDistribution:
         """Mean and std of the next state, both (R, *E)."""
         kernel, seen = self.head.kernel, self.head.predict(x, step, condition, scale)
         mean = kernel.mean(x, seen.clean, step)
-        std = kernel.deviation(step, x).expand_as(x) if seen.std is None else seen.std
+        std = kernel.std_at(step, x).expand_as(x) if seen.std is None else seen.std
         return mean, std
 
     def _distribution(self, means: Sequence[Tensor], stds: Sequence[Tensor]) -> Gaussian:
-        mean = self._placed(torch.stack(list(means), 1), 0.0)
-        std = self._placed(torch.stack(list(stds), 1), 1.0)
+        mean = self._scatter_real(torch.stack(list(means), 1), 0.0)
+        std = self._scatter_real(torch.stack(list(stds), 1), 1.0)
         return Gaussian(mean, std, 1 + len(self.head.event))
 
-    def _placed(self, values: Tensor, rest: float) -> Tensor:  # (R, S, *E) -> (..., S, *E)
-        """Values of the real places among all."""
+    def _scatter_real(self, values: Tensor, rest: float) -> Tensor:  # (R, S, *E) -> (..., S, *E)
+        """Scatter values of the real positions to all positions."""
         placed = values.new_full((*self.batch, *values.shape[1:]), rest)
         placed[self.real] = values
         return placed
@@ -188,43 +190,44 @@ class PathDistribution:
 
 @dataclass(frozen=True)
 class PathResidual:
-    """The distribution proportional to (P - Q)+ of paths, drawn by thinning P with 1 - min(1, Q / P).
+    """The path distribution proportional to (P - Q)+, by rejection from P with 1 - min(1, Q / P).
 
-    1 / TV(P, Q) tries are expected, so with the chance TV that a path was refused one per refusal
-    tested. They are made side by side, a few at first, then twice as many in each turn: a walk of
-    several costs little more than one. Raises ValueError after `most_tries`: the two distributions
-    are then equal to rounding, and the residual does not exist.
+    1 / TV(P, Q) tries are expected, and a path is rejected with probability TV, so one per tested
+    path. Tries are parallel, a few at first, then twice as many each time: several cost little more
+    than one. Raises ValueError after `max_trials`: the distributions are then equal up to rounding,
+    and the residual does not exist.
     """
 
     p: PathDistribution
     q: PathDistribution
-    most_tries: int = 1 << 14
+    max_trials: int = 1 << 14
 
     @property
     def batch(self) -> torch.Size:
         return self.p.batch
 
     def sample(self, keys: Keys) -> Tensor:  # (R,) -> (R, S, *E)
-        paths = self.p._placed(keys.normal(self.p.states, *self.p.head.event)[self.p.real], 0.0)
+        paths = self.p._scatter_real(
+            keys.normal(self.p.states, *self.p.head.event)[self.p.real], 0.0
+        )
         left = self.p.real.nonzero().squeeze(1)
         made = 0
         while len(left):
-            if made >= self.most_tries:
+            if made >= self.max_trials:
                 raise ValueError(
-                    f"{made} tries found no path of the residual of two distributions: they are equal to "
-                    "rounding, and a refusal is as rare as the tries are many; use another seed, "
-                    "or compute in a wider dtype"
+                    f"{made} tries found no path of the residual of two distributions: they are "
+                    "equal up to rounding; use another seed, or compute in a wider dtype"
                 )
             tries = min(max(made, _FIRST), _WIDEST)
-            found, hit = self._tried(left, keys, range(made, made + tries))
+            found, hit = self._try_candidates(left, keys, range(made, made + tries))
             done = hit.any(-1)
             first = hit.int().argmax(-1)
             paths[left[done]] = found[torch.arange(len(left), device=left.device), first][done]
             left, made = left[~done], made + tries
         return paths
 
-    def _tried(self, rows: Tensor, keys: Keys, numbers: range) -> tuple[Tensor, Tensor]:
-        """Candidates (r, n, S, *E), and which of them are kept (r, n)."""
+    def _try_candidates(self, rows: Tensor, keys: Keys, numbers: range) -> tuple[Tensor, Tensor]:
+        """Candidates (r, n, S, *E), and which of them are accepted (r, n)."""
         own = Keys(keys.key[rows])
         several = Keys(torch.stack([own.split(2 * number).key for number in numbers], 1))
         coin = torch.stack([own.split(2 * number + 1).uniform() for number in numbers], 1)
@@ -236,17 +239,17 @@ class PathResidual:
 
 
 def check_random(kernel: GaussianKernel) -> None:
-    """Refuse a sampler with silent steps. Raises ValueError."""
+    """Check that every step of a sampler adds noise. Raises ValueError."""
     if not all(kernel.is_random):
-        silent = [index for index, noisy in enumerate(kernel.is_random) if not noisy]
+        steps = [index for index, noisy in enumerate(kernel.is_random) if not noisy]
         raise ValueError(
-            f"the head adds no noise in step {silent[0]} of {kernel.steps}, so its paths have no "
-            "density to compare; give last_noise=True, a sampler that keeps the noise of its last "
-            "step, or use a recipe that compares none"
+            f"the head adds no noise in step {steps[0]} of {kernel.num_steps}, so its paths have "
+            "no density to compare; give last_noise=True, a sampler that keeps the noise of its "
+            "last step, or use a recipe that compares none"
         )
 
 
-def _among(values: Tensor, where: Tensor) -> Tensor:  # (R, ...), (B, M) -> (B, M, ...)
+def _scatter_places(values: Tensor, where: Tensor) -> Tensor:  # (R, ...), (B, M) -> (B, M, ...)
     placed = values.new_zeros(*where.shape, *values.shape[1:])
     placed[where] = values
     return placed

@@ -1,1 +1,1 @@
-"""Targets of several codebooks: a token is a frame of K codes."""
+"""Targets with several codebooks: a token is a frame of K codes."""

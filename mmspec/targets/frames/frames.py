@@ -1,7 +1,7 @@
-"""Models of several codebooks behind three calls: a token of the loop is a frame of K codes.
+"""The target of models with several codebooks: a token of the loop is a frame of K codes.
 
-Rows are read one by one, because such models count positions by their cache; what was rejected is
-forgotten for free (`mmspec.targets.cache`). Drafts are chains of frames.
+Rows are read one by one, because such models take positions from their cache; rejected frames are
+rolled back at no cost (`mmspec.targets.cache`). Drafts are chains of frames.
 """
 
 from __future__ import annotations
@@ -19,49 +19,49 @@ from mmspec.draft import Draft, Round, Scores
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.frames.frame_distributions import FrameDistribution
 
-Outputs = tuple[Tensor, ...]  # of some places: (n, ...) each
+Outputs = tuple[Tensor, ...]  # of n positions: (n, ...) each
 
 
 @dataclass
 class FrameMemory:
-    """What a model remembers of one row; the one mutable thing of it."""
+    """The cache of one row; mutable."""
 
     cache: SlotCache
     prompt: int  # slots
-    frames: int = 0  # kept behind the prompt
-    carried: Mapping[str, Any] = field(default_factory=dict)  # further arguments of every step
-    beside: Any = None  # what the model is handed in place of the cache
+    frames: int = 0  # committed after the prompt
+    step_inputs: Mapping[str, Any] = field(default_factory=dict)  # further arguments of every step
+    model_cache: Any = None  # passed to the model in place of the cache
 
     def plan(self, count: int) -> None:
-        """Write the next `count` frames behind what is kept."""
+        """Plan to write `count` frames after the committed ones."""
         self.cache.plan_uniform(self.prompt + self.frames, count)
 
 
 @dataclass(frozen=True)
 class FrameSettings:
-    """How frames are drawn, and how many there may be."""
+    """How frames are sampled, and the maximum number of them."""
 
     sampling: Sampling
-    depth: Sampling  # of codes behind the first, where a depth decoder says them
-    most: int  # new frames
+    depth: Sampling  # of codes after the first, with a depth decoder
+    max_frames: int  # new frames
     guidance: float = 1.0  # 1 = none
 
 
 class FrameReader(Protocol):
-    """A model of several codebooks."""
+    """A model with several codebooks."""
 
     model: Any
 
     @property
     def books(self) -> int: ...  # K
     @property
-    def size(self) -> int: ...  # codes per book, those that only a distribution has included
+    def size(self) -> int: ...  # codes per codebook, special ones included
     @property
     def is_parallel(self) -> bool: ...  # whether the codes of a frame are independent
     def begin(
         self, inputs: Mapping[str, Any], settings: FrameSettings
-    ) -> tuple[list[FrameMemory], list[Outputs]]: ...  # per row; outputs of one place, (1, ...)
-    def read(self, memory: FrameMemory, frames: Tensor) -> Outputs: ...  # (n, K) -> of n places
+    ) -> tuple[list[FrameMemory], list[Outputs]]: ...  # per row; outputs of one position, (1, ...)
+    def read(self, memory: FrameMemory, frames: Tensor) -> Outputs: ...  # (n, K) -> n positions
     def distribution(
         self, outputs: Outputs, steps: Tensor, settings: FrameSettings
     ) -> FrameDistribution: ...
@@ -92,7 +92,7 @@ class Frames:
     noise: KeyedNoise
     finished: tuple[bool, ...]
     scores: Scores | None = None
-    prefix: None = None  # nobody looks at the codes before
+    prefix: None = None  # stop conditions read no codes
 
     @property
     def batch(self) -> int:
@@ -104,30 +104,30 @@ class Frames:
 
     @property
     def steps(self) -> Tensor:  # (B, 1)
-        """How many frames every row has."""
+        """Number of frames per row."""
         return torch.tensor([[len(row)] for row in self.history], device=self.device)
 
     @property
-    def useful(self) -> int:
-        """Frames that a draft may have: behind them comes one of the target."""
+    def max_draft_frames(self) -> int:
+        """Maximum frames of a draft, as the target adds one."""
         rows = zip(self.history, self.finished, strict=True)
-        left = [self.request.settings.most - len(row) for row, done in rows if not done]
+        left = [self.request.settings.max_frames - len(row) for row, done in rows if not done]
         return max(max(left, default=0) - 1, 0)
 
-    def generated(self, row: int) -> int:
+    def num_generated(self, row: int) -> int:
         return len(self.history[row])
 
-    def emitted(self) -> list[list[Tensor]]:
+    def generated_tokens(self) -> list[list[Tensor]]:
         return [list(row) for row in self.history]
 
-    def nothing(self) -> Draft:
+    def empty_draft(self) -> Draft:
         return Draft.empty(self.batch, self.device, event=(self.books,))
 
     def at_round(self, index: int) -> Frames:
         return replace(self, noise=self.noise.at_round(index))
 
-    def unread(self, row: int, memory: FrameMemory) -> Tensor:  # (n, K)
-        """Frames of a row that a memory does not hold."""
+    def unread_frames(self, row: int, memory: FrameMemory) -> Tensor:  # (n, K)
+        """Frames of a row that are not in a memory yet."""
         return torch.stack(self.history[row][memory.frames :])
 
 
@@ -143,7 +143,7 @@ class FrameTarget:
         history = tuple(list[Tensor]() for _ in none)
         context = Frames(request, history, memories, self.reader.books, request.noise, none)
         return replace(
-            context, scores=scored(self.reader, outputs, context.steps, request.settings)
+            context, scores=make_scores(self.reader, outputs, context.steps, request.settings)
         )
 
     def score(self, context: Frames, draft: Draft) -> Scores:
@@ -152,24 +152,24 @@ class FrameTarget:
             if context.finished[row]:
                 outputs.append(())
                 continue
-            frames = torch.cat((context.unread(row, memory), draft.tokens[row]))
+            frames = torch.cat((context.unread_frames(row, memory), draft.tokens[row]))
             memory.plan(len(frames))
             read = self.reader.read(memory, frames)
             outputs.append(tuple(one[-1 - draft.nodes :] for one in read))
-        return scored(self.reader, outputs, context.steps, context.request.settings)
+        return make_scores(self.reader, outputs, context.steps, context.request.settings)
 
-    def keep(self, context: Frames, draft: Draft, kept: Round) -> Frames:
+    def keep(self, context: Frames, draft: Draft, round_: Round) -> Frames:
         for row, memory in enumerate(context.memories):
-            if kept.calls and not context.finished[row]:
-                memory.frames = len(context.history[row]) + kept.accepted[row]
-            context.history[row].extend(kept.tokens[row])
-        return replace(context, scores=None, finished=kept.finished)
+            if round_.calls and not context.finished[row]:
+                memory.frames = len(context.history[row]) + round_.accepted[row]
+            context.history[row].extend(round_.tokens[row])
+        return replace(context, scores=None, finished=round_.finished)
 
 
-def scored(
+def make_scores(
     reader: FrameReader, outputs: Sequence[Outputs], steps: Tensor, settings: FrameSettings
 ) -> Scores:
-    """Distributions (B, M) of what a reader said of every row; of a row that is over, of another one."""
+    """Distributions (B, M) of the outputs per row; a finished row repeats another one."""
     some = next(one for one in outputs if one)
     filled = [one or some for one in outputs]
     joined = tuple(torch.stack(parts) for parts in zip(*filled, strict=True))
@@ -179,21 +179,21 @@ def scored(
 
 @dataclass(frozen=True)
 class FrameStop:
-    """A row ends after so many frames, or with one whose first `books` codes are all `eos`."""
+    """A row ends after `max_frames`, or with a frame whose first `books` codes are all `eos`."""
 
-    most: int
+    max_frames: int
     eos: int | None = None
     books: int = 0
 
     def cut(
         self, row: int, emitted_before: int, tokens: Sequence[Tensor], prefix: Any = None
     ) -> tuple[int, bool]:
-        """How many new frames are kept, and whether the row is over; as `Stop.cut`."""
-        room = self.most - emitted_before
-        kept = min(len(tokens), max(room, 0))
+        """Return how many new frames are kept, and whether the row is finished; as `Stop.cut`."""
+        left = self.max_frames - emitted_before
+        kept = min(len(tokens), max(left, 0))
         if self.eos is not None and kept:
             ended = (torch.stack(list(tokens[:kept]))[:, : self.books] == self.eos).all(-1)
             first = ended.int().argmax()
             if bool(ended[first]):
                 return int(first) + 1, True
-        return kept, kept >= room
+        return kept, kept >= left

@@ -1,7 +1,7 @@
-"""Which early layer of a target attends most narrowly at each token, and its states there (DREAM).
+"""Hidden states of the early layer with the lowest attention entropy at each token (DREAM).
 
-Hu et al. 2025: where attention is narrow, a layer has found what it looks for, so the states that
-enter it are worth teaching. Chosen token by token, for training alone.
+Hu et al. 2025: the input states of a layer with narrow attention are used as training targets,
+selected token by token. For training only.
 
     E_l(t) = mean over heads of -sum_j a_l[t, j] log(a_l[t, j] + 1e-8),   l*(t) = argmin_l E_l(t)
 """
@@ -23,9 +23,9 @@ TINY = 1e-8
 
 
 class NarrowStatesHook:
-    """While entered, notes states and entropies of the candidate layers of all that is read.
+    """Context manager that records states and attention entropies of the candidate layers.
 
-    Raises ValueError at construction for a model whose attention cannot be watched.
+    Raises ValueError at construction for a model whose attention cannot be recorded.
     """
 
     def __init__(self, backbone: Reader) -> None:
@@ -43,14 +43,14 @@ class NarrowStatesHook:
         self._stack.__exit__(*error)
 
     def offer(self, last: int) -> Tensor:  # (R, last, D)
-        """The states that enter the narrowest layer, of the last so many places, each its own."""
+        """The input states of the layer of lowest entropy at each of the `last` positions."""
         entropies = self.entropies.offer(last)
         states = self.states.offer(last).unflatten(-1, (len(entropies), -1))
         return narrowest(states, entropies)
 
 
 def narrowest(states: Tensor, entropies: Tensor) -> Tensor:
-    """Of states (R, q, k, D) those of least entropy (k, R, q); ties go to the earlier layer."""
+    """Select states (R, q, k, D) of lowest entropy (k, R, q); ties go to the earlier layer."""
     least = entropies.argmin(0)[..., None, None].expand(-1, -1, 1, states.shape[-1])
     return states.gather(2, least)[:, :, 0]
 
@@ -64,7 +64,7 @@ def candidate_layers(layers: int) -> list[int]:
 
 
 class EntropyTap(LayerTap):
-    """While entered, notes how wide the attention of some layers is.
+    """Context manager that records the attention entropy of some layers.
 
     Raises ValueError at construction as `AttentionTap`.
     """
@@ -74,19 +74,19 @@ class EntropyTap(LayerTap):
         super().__init__({layer: backbone.layers[layer] for layer in layers})
         self.noted: dict[int, list[Tensor]] = {layer: [] for layer in layers}  # (B, q) each
 
-    def hear(self, layer: int, call: AttentionCall) -> None:
+    def record(self, layer: int, call: AttentionCall) -> None:
         self.noted[layer].append(entropy_of(call))
 
     def offer(self, last: int) -> Tensor:  # (k, R, last)
-        """Entropies of the last so many places, in the order of the layers.
+        """Entropies of the `last` positions, in the order of the layers.
 
         Raises ValueError for a layer without attention.
         """
         silent = [layer for layer, noted in self.noted.items() if not noted]
         if silent:
             raise ValueError(
-                f"layers {silent} of this model attend to nothing, so no entropy tells which of "
-                "its states to teach; train another recipe for it, such as eagle-2"
+                f"layers {silent} of this model have no attention, so no entropy can select its "
+                "states; train another recipe for it, such as eagle-2"
             )
         rows = self.noted.values()
         return torch.stack([torch.cat([one[:, -last:] for one in noted]) for noted in rows])
@@ -95,7 +95,7 @@ class EntropyTap(LayerTap):
 def entropy_of(call: AttentionCall) -> Tensor:  # (B, q)
     """Entropy of every query's attention in nats, mean over heads."""
     groups, count = call.key.shape[1], call.query.shape[2]
-    asked, keys = call.asked(count), call.key[:, :, None].float().mT
+    queries, keys = call.scaled_queries(count), call.key[:, :, None].float().mT
     bias = call.bias(count)
     if bias is not None:
         shared = bias.shape[1] == 1
@@ -103,7 +103,7 @@ def entropy_of(call: AttentionCall) -> Tensor:  # (B, q)
     found = []
     for first in range(0, count, ROWS):
         lines = slice(first, first + ROWS)
-        scores = asked[:, :, :, lines] @ keys  # (B, G, g, r, S)
+        scores = queries[:, :, :, lines] @ keys  # (B, G, g, r, S)
         if bias is not None:
             scores = scores + bias[:, :, :, lines]
         attention = scores.softmax(-1)

@@ -1,7 +1,7 @@
-"""How much chosen prompt tokens attend to each slot, beside a prefill that is left as it is.
+"""Attention of selected prompt tokens to each slot, recorded during an unchanged prefill.
 
-The model stays with its fused kernel: its own calls of `scaled_dot_product_attention` are watched,
-and the softmax of the chosen queries alone is computed once more. Nothing stays on the model.
+The model keeps its fused kernel: its calls of `scaled_dot_product_attention` are intercepted, and
+the softmax of the selected queries is computed once more. Hooks are removed at exit.
 """
 
 from __future__ import annotations
@@ -15,11 +15,10 @@ from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
-from mmspec.targets.cache import crossed_layers
+from mmspec.targets.cache import cross_attention_layers
 from mmspec.targets.readers.backbone import FULL
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
-from mmspec.targets.readers.family import Family
-from mmspec.targets.readers.reader import Reader
+from mmspec.targets.readers.reader import Family, Reader
 
 FIRST, LAST, MEAN, HEADS = (
     "attention",  # (B, L) of the last token, in the second layer with full attention (FastV)
@@ -28,7 +27,7 @@ FIRST, LAST, MEAN, HEADS = (
     "head-attention",  # by layer (B, G, L) of the question; G heads of keys, or of queries (StD)
 )
 ROWS = 64  # queries at a time: their attention to all slots may be large
-OFFERED = frozenset({FIRST, LAST, MEAN, HEADS})
+ATTENTION_FEATURES = frozenset({FIRST, LAST, MEAN, HEADS})
 
 
 class AttentionCall(NamedTuple):
@@ -48,24 +47,24 @@ class AttentionCall(NamedTuple):
         """Of the products of queries and keys."""
         return float(self.query.shape[-1] ** -0.5) if self.scale is None else self.scale
 
-    def asked(self, most: int) -> Tensor:  # (B, G, g, R, d)
-        """The last `most` queries by the head of keys that they meet, and scaled."""
-        queries = self.query[:, :, -most:].float().unflatten(1, (self.key.shape[1], -1))
+    def scaled_queries(self, count: int) -> Tensor:  # (B, G, g, R, d)
+        """The last `count` queries, scaled and grouped by key head."""
+        queries = self.query[:, :, -count:].float().unflatten(1, (self.key.shape[1], -1))
         scaled: Tensor = queries * self.factor
         return scaled
 
-    def bias(self, most: int) -> Tensor | None:  # (1 or B, 1 or heads, R, S)
-        """What is added to the scores of the last `most` queries."""
+    def bias(self, count: int) -> Tensor | None:  # (1 or B, 1 or heads, R, S)
+        """The bias of the scores of the last `count` queries."""
         hide, mask = torch.finfo(torch.float32).min, self.attn_mask
         if mask is not None:
-            mask = mask[..., -most:, :]
+            mask = mask[..., -count:, :]
             if mask.dtype != torch.bool:
                 hidden = mask < torch.finfo(mask.dtype).min / 2
                 return mask.float().masked_fill(hidden, hide)
         elif self.is_causal:
             size = (self.query.shape[2], self.key.shape[2])
             ones = torch.ones(size, dtype=torch.bool, device=self.query.device)
-            mask = ones.tril()[None, None, -most:]
+            mask = ones.tril()[None, None, -count:]
         if mask is None:
             return None
         zeros = torch.zeros(mask.shape, dtype=torch.float32, device=mask.device)
@@ -73,11 +72,11 @@ class AttentionCall(NamedTuple):
 
 
 class KernelTap(TorchFunctionMode, ABC):
-    """While entered, is told of every call of the fused kernel, which runs as it would."""
+    """Context manager that observes every call of the fused attention kernel."""
 
     @abstractmethod
-    def note(self, call: AttentionCall) -> None:
-        """Look at one call."""
+    def record_call(self, call: AttentionCall) -> None:
+        """Record one call."""
 
     def __torch_function__(
         self,
@@ -88,22 +87,22 @@ class KernelTap(TorchFunctionMode, ABC):
     ) -> Any:
         kwargs = kwargs or {}
         if func is functional.scaled_dot_product_attention:
-            self.note(AttentionCall(*args, **kwargs))
+            self.record_call(AttentionCall(*args, **kwargs))
         return func(*args, **kwargs)
 
 
 class LayerTap(KernelTap, ABC):
-    """While entered, is told of the calls of some layers, each one's first."""
+    """Context manager that observes the first attention call of each of some layers."""
 
     def __init__(self, layers: Mapping[int, Any]) -> None:
         super().__init__()
         self.layers = dict(layers)
-        self._listening: int | None = None
+        self._active_layer: int | None = None
         self._hooks: list[Any] = []
 
     @abstractmethod
-    def hear(self, layer: int, call: AttentionCall) -> None:
-        """Look at a layer's call."""
+    def record(self, layer: int, call: AttentionCall) -> None:
+        """Record a layer's call."""
 
     def __enter__(self) -> Self:
         for index, layer in self.layers.items():
@@ -118,55 +117,57 @@ class LayerTap(KernelTap, ABC):
         for hook in self._hooks:
             hook.remove()
 
-    def note(self, call: AttentionCall) -> None:
-        if self._listening is not None:
-            layer, self._listening = self._listening, None
-            self.hear(layer, call)
+    def record_call(self, call: AttentionCall) -> None:
+        if self._active_layer is not None:
+            layer, self._active_layer = self._active_layer, None
+            self.record(layer, call)
 
     def _switch(self, layer: int | None) -> Callable[..., None]:
-        def listen(*_: Any) -> None:
-            self._listening = layer
+        def activate(*_: Any) -> None:
+            self._active_layer = layer
 
-        return listen
+        return activate
 
 
 class AttentionTap(LayerTap):
-    """While entered, notes what the last prompt tokens of each row attend to.
+    """Context manager that records the attention of the last prompt tokens of each row.
 
-    `wants` are names out of OFFERED, `rows` how many of the last tokens of each row are asked:
-    the *question*, the same for all layers. Layers that slide are left out, but for
-    "head-attention". Raises ValueError at construction for a model that cannot give it.
+    `required_features` are names in ATTENTION_FEATURES, `rows` the number of last tokens per row:
+    the *question*, the same for all layers. Sliding-window layers are excluded, except for
+    "head-attention". Raises ValueError at construction for an unsupported model.
     """
 
-    def __init__(self, backbone: Reader, wants: frozenset[str], rows: Sequence[int] = ()) -> None:
+    def __init__(
+        self, backbone: Reader, required_features: frozenset[str], rows: Sequence[int] = ()
+    ) -> None:
         check_tappable(backbone)
-        wants = wants & OFFERED
-        layers = tapped_layers(backbone.config, wants)
+        required_features = required_features & ATTENTION_FEATURES
+        layers = tapped_layers(backbone.config, required_features)
         super().__init__({layer: backbone.layers[layer] for layer in layers})
-        self.wants, self.rows = wants, list(rows)
-        self.full = full_layers(backbone.config) if self.wants - {HEADS} else []
+        self.required_features, self.rows = required_features, list(rows)
+        self.full = full_layers(backbone.config) if self.required_features - {HEADS} else []
         self.last: dict[int, Tensor] = {}  # layer -> (B, G, L) of the last token
         self.mean: dict[int, Tensor] = {}  # layer -> (B, G, L) of the question
 
-    def hear(self, layer: int, call: AttentionCall) -> None:
+    def record(self, layer: int, call: AttentionCall) -> None:
         self.last[layer], self.mean[layer] = attention_of(self.rows, call)
 
     def offer(self) -> dict[str, Any]:
-        """What was wanted, by name. Padding is included and 0."""
+        """The required features by name. Padding is included and 0."""
         made: dict[str, Any] = {}
-        if FIRST in self.wants:
+        if FIRST in self.required_features:
             made[FIRST] = self.last[self.full[min(1, len(self.full) - 1)]].mean(1)
-        if LAST in self.wants:
+        if LAST in self.required_features:
             made[LAST] = self.mean[self.full[-1]].mean(1)
-        if MEAN in self.wants:
+        if MEAN in self.required_features:
             made[MEAN] = torch.stack([self.mean[at].mean(1) for at in self.full]).mean(0)
-        if HEADS in self.wants:
+        if HEADS in self.required_features:
             made[HEADS] = self.mean
         return made
 
 
 def check_tappable(backbone: Reader) -> None:
-    """Refuse a model whose attention cannot be watched. Raises ValueError."""
+    """Check that the attention of a model can be recorded. Raises ValueError."""
     name = type(backbone.model).__name__
     if isinstance(backbone, EncoderDecoder):
         raise ValueError(
@@ -181,22 +182,22 @@ def check_tappable(backbone: Reader) -> None:
         )
 
 
-def tapped_layers(config: Any, wants: frozenset[str]) -> list[int]:
-    """The layers to watch. Raises ValueError where a model has none that attends to all slots."""
-    if HEADS in wants:
-        crossed = crossed_layers(config)
+def tapped_layers(config: Any, required_features: frozenset[str]) -> list[int]:
+    """The layers to record. Raises ValueError for a model without full attention."""
+    if HEADS in required_features:
+        crossed = cross_attention_layers(config)
         return [at for at in range(int(config.num_hidden_layers)) if at not in crossed]
     full = full_layers(config)
-    if MEAN in wants:
+    if MEAN in required_features:
         return full
-    first = [full[min(1, len(full) - 1)]] if FIRST in wants else []
-    return sorted({*first, *([full[-1]] if LAST in wants else [])})
+    first = [full[min(1, len(full) - 1)]] if FIRST in required_features else []
+    return sorted({*first, *([full[-1]] if LAST in required_features else [])})
 
 
 def full_layers(config: Any) -> list[int]:
-    """Decoder layers with full attention to the text. Raises ValueError where there is none."""
+    """Decoder layers with full attention to the text. Raises ValueError if there is none."""
     types = config.layer_types if getattr(config, "layer_types", None) else None
-    crossed, every = crossed_layers(config), range(int(config.num_hidden_layers))
+    crossed, every = cross_attention_layers(config), range(int(config.num_hidden_layers))
     full = [at for at in every if at not in crossed and (types is None or types[at] == FULL)]
     if not full:
         raise ValueError(
@@ -214,11 +215,11 @@ def attention_of(
     Mean over the query heads of each of the G heads of keys, which transformers repeats for some
     calls and not for others, so that G is the number of heads of either.
     """
-    query, key, most = call.query, call.key, max(rows, default=1)
-    bias = call.bias(most)
-    asked = call.asked(most)
+    query, key, count = call.query, call.key, max(rows, default=1)
+    bias = call.bias(count)
+    queries = call.scaled_queries(count)
     counts = torch.tensor(list(rows) or [1] * len(query), device=query.device)[:, None]
-    back = torch.arange(most, 0, -1, device=query.device)  # the last query is 1 back
+    back = torch.arange(count, 0, -1, device=query.device)  # the last query is 1 back
     weights = (back <= counts) / counts  # (B, R)
     mean = query.new_zeros(len(query), key.shape[1], key.shape[2], dtype=torch.float32)
     last = torch.zeros_like(mean)
@@ -227,9 +228,9 @@ def attention_of(
         own = bias
         if bias is not None and bias.shape[1] > 1:
             own = bias.unflatten(1, (key.shape[1], -1))[:, group]
-        for first in range(0, most, ROWS):
+        for first in range(0, count, ROWS):
             lines = slice(first, first + ROWS)
-            scores = asked[:, group, :, lines] @ keys  # (B, g, r, S)
+            scores = queries[:, group, :, lines] @ keys  # (B, g, r, S)
             if own is not None:
                 scores = scores + own[:, :, lines]
             attention = scores.softmax(-1).mean(1)
@@ -238,11 +239,24 @@ def attention_of(
     return last, mean
 
 
-class ClassTokenTap(KernelTap):
-    """While the pictures are encoded, notes what the class token of the vision tower attends to.
+def count_question_tokens(inputs: Mapping[str, Any], visual: Sequence[int]) -> list[int]:
+    """Count the tokens after the last of the `visual` ids per row; 1 in a row without any."""
+    ids = inputs.get("input_ids")
+    if ids is None:
+        return []
+    known = set(visual)
+    rows = []
+    for row in ids.tolist():
+        text = next((at for at, token in enumerate(reversed(row)) if token in known), 1)
+        rows.append(max(text, 1))
+    return rows
 
-    Taken in the layer whose output the model uses. Raises ValueError at construction for a tower
-    that has no class token in front of one feature per placeholder.
+
+class ClassTokenTap(KernelTap):
+    """Context manager that records the attention of the class token while images are encoded.
+
+    Taken in the layer of the vision tower whose output the model uses. Raises ValueError at
+    construction for a tower without a class token before one feature per placeholder.
     """
 
     def __init__(self, model: Any, family: Family) -> None:
@@ -260,16 +274,16 @@ class ClassTokenTap(KernelTap):
                 "the model with attn_implementation='sdpa'"
             )
         self.call = call
-        self.attention: list[Tensor] = []  # per picture (n,)
+        self.attention: list[Tensor] = []  # per image (n,)
         self._seen = 0
 
-    def note(self, call: AttentionCall) -> None:
+    def record_call(self, call: AttentionCall) -> None:
         if self._seen == self.call:
             self.attention = list(_class_attention(call))
         self._seen += 1
 
 
-def _class_attention(call: AttentionCall) -> Tensor:  # (pictures, n)
+def _class_attention(call: AttentionCall) -> Tensor:  # (images, n)
     """Attention of the first query, mean over heads, without its own share."""
     scores = call.query[:, :, :1].float() @ call.key.float().mT * call.factor
     attention: Tensor = scores.softmax(-1).mean(1)

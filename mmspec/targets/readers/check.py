@@ -1,18 +1,18 @@
-"""Whether a model may be read in blocks: the engine's reading against the model's own steps.
+"""Check whether a model may be read in blocks, by comparison with the model's own steps.
 
-Classes differ in what they do with positions, masks and caches, and no list of names can be
-complete: read otherwise than `generate()` reads, the tokens would be wrong without a word. So on
-the first request the tokens behind its prompt are read both ways,
+Classes treat positions, masks and caches differently, and no list of names can be complete: a
+difference from `generate()` would silently give wrong tokens. So on the first request the tokens
+after its prompt are read both ways,
 
-    own      the model's own preparation, its own cache, one token after the other
-    refused  a draft that nobody keeps; two branches where trees will be drafted
-    kept     another draft in its place; rows that keep different numbers, where there are several
+    own       the model's own preparation and cache, one token after the other
+    rejected  a draft that is rolled back; two branches if trees will be drafted
+    accepted  another draft in its place; rows that accept different numbers, if there are several
 
-Where the first layers agree, one of each kind and one behind them, the others are not asked: these
-read what the request's own prompt left in their cache. A way of reading that scores otherwise is
-not used: chains are then read as the model's own step of several tokens (`Backbone.stepwise`), and
-what is still read otherwise is refused. The verdict holds for a class with its configuration, and
-is not asked for again; what was refused is, since a forward may fail for once.
+If the first layers agree (one of each kind and one more), the others are not checked; these read
+the cache of the request's prompt. If block reading gives other scores, chains are read as the
+model's own step of several tokens (`Backbone.stepwise`), and if these differ too, the model is
+refused. The result is stored per class and configuration; a refusal is checked again at the next
+request, since a forward may fail temporarily.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind
 from mmspec.errors import first_line
-from mmspec.targets.memory import block
-from mmspec.targets.readers.backbone import Backbone, windows_of
+from mmspec.targets.cache import windows_of
+from mmspec.targets.memory import build_block
+from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
-from mmspec.targets.readers.reader import KERNELS, USES
-from mmspec.targets.readers.thinned import apart, first_kinds
-from mmspec.targets.tokens.inputs import lengthened, words
+from mmspec.targets.readers.reader import KERNELS, USES, copy_reader, first_layers_reader
+from mmspec.targets.tokens.context import append_tokens, make_word_ids
 from mmspec.trees import Tree
 
-RIGHT, WRONG = 2, 3  # tokens that are kept, and that are not
-BEST = 64  # scores compared per place: what is ruled out altogether must not drown the rest
-LONGEST = 10240  # slots of a prompt that is made to lie behind a window
+RIGHT, WRONG = 2, 3  # number of accepted and of rejected tokens
+BEST = 64  # scores compared per position: those of excluded tokens would dominate
+LONGEST = 10240  # maximum slots of a prompt made to check a window
 FORK = Tree((-1, -1, 0, 1))  # wrong and right, and a child of each
 _KERNEL = "attention {!r} may be why: load the model with attn_implementation='sdpa'"
 
@@ -47,16 +47,16 @@ Key = tuple[Any, ...]
 
 
 @dataclass(frozen=True)
-class Trust:
-    """What was found: which readings differ, and by what; empty = none."""
+class ReadingCheck:
+    """The result of a check: which readings differ, and how; empty = none."""
 
-    stepwise: bool = False  # chains agree where the model itself places them
+    stepwise: bool = False  # chains agree if read as the model's own steps
     chain: str = ""
     tree: str = ""
 
 
-# by class, configuration and library: a global, because models come and go in a process
-_verdicts: dict[Key, Trust] = {}
+# by class, configuration and library; global, as models have shorter lifetimes than the process
+_verdicts: dict[Key, ReadingCheck] = {}
 
 _ADVICE = {
     "chain": "use model.generate() for this model",
@@ -70,92 +70,97 @@ def check(
     inputs: Mapping[str, Any],
     memory: Any,
     logits: Tensor,
-    trees: bool,
-    room: int = 0,
+    uses_trees: bool,
+    max_new_tokens: int = 0,
 ) -> bool:
-    """Compare what was read of a prompt, and what would be read behind it, with the model's own.
+    """Compare the scores of a prompt, and of blocks after it, with the model's own steps.
 
-    `memory` and `logits` (B, V) are those of the request, and are left as they are. Where its
-    `room` new tokens will reach the end of a window, the same is asked of a prompt that is longer
-    by so many words, and lies behind it. Returns whether the prompt is to be read again, as the
-    model's own steps. Raises ValueError for what is read otherwise than `generate()` reads it.
-    Costs the model's own reading of the prompt and some four steps, in the first layers only where
-    these agree, once per class and configuration.
+    `memory` and `logits` (B, V) are those of the request and are not changed. If its new tokens
+    will reach the end of a window, a prompt that is extended beyond it is checked as well.
+    Returns whether the prompt must be read again, as the model's own steps. Raises ValueError for a
+    model whose scores differ from those of `generate()`. Costs the model's own prefill and about
+    four steps, in the first layers only if these agree, once per class and configuration.
     """
-    asked = _Shape(reader, inputs, memory, trees)
-    if asked.settle(memory, logits):
+    case = _Shape(reader, inputs, memory, uses_trees)
+    if case.settle(memory, logits):
         return True
-    reached = asked.reached(room)
-    if not reached:
+    slots = case.slots_to_check(max_new_tokens)
+    if not slots:
         return False
-    more = reached - max(memory.kept)
-    behind = torch.tensor([words(reader, more)] * memory.batch, device=reader.device)
+    num_added = slots - max(memory.lengths)
+    continuation = torch.tensor(
+        [make_word_ids(reader, num_added)] * memory.batch, device=reader.device
+    )
     try:
-        return _Shape(reader, lengthened(reader, inputs, behind), memory, trees, more).settle()
-    except torch.OutOfMemoryError:  # a prompt that nobody asked for
+        return _Shape(
+            reader, append_tokens(reader, inputs, continuation), memory, uses_trees, num_added
+        ).settle()
+    except torch.OutOfMemoryError:  # the extended prompt is not part of the request
         return False
 
 
-def check_unasked(reader: Checked, memory: Any, trees: bool) -> bool:
-    """The same for a request that cannot be read on itself: a few words stand for its prompt.
+def check_without_prompt(reader: Checked, memory: Any, uses_trees: bool) -> bool:
+    """Check a request that cannot be compared itself, by a short text prompt in its place.
 
-    Asked only where no other request of the class was. A model that reads no words alone is left.
+    Only if no other request of the class was checked. A model that reads no text alone is skipped.
     """
-    own, use = configured(reader), USES[memory.batch > 1]
-    asked = [verdict for key, verdict in _verdicts.items() if key[2] == own]
-    if any(verdict.stepwise for verdict in asked) and use not in reader.stepwise:
-        reader.stepwise.add(use)  # found of other requests
+    own, use = configuration_key(reader), USES[memory.batch > 1]
+    earlier = [verdict for key, verdict in _verdicts.items() if key[2] == own]
+    if any(verdict.stepwise for verdict in earlier) and use not in reader.stepwise:
+        reader.stepwise.add(use)  # result of other requests
         return True
-    if isinstance(reader, EncoderDecoder) or asked:
+    if isinstance(reader, EncoderDecoder) or earlier:
         return False
-    inputs = {"input_ids": torch.tensor([words(reader, 6)] * memory.batch, device=reader.device)}
-    twin = apart(reader)  # behind a cache the model may go by what the last prompt left on it
+    inputs = {
+        "input_ids": torch.tensor([make_word_ids(reader, 6)] * memory.batch, device=reader.device)
+    }
+    twin = copy_reader(reader)  # the model may store state of the last prompt
     try:
         other, logits, _ = twin.prefill(inputs, RIGHT + WRONG)
     except torch.OutOfMemoryError:
         raise
     except Exception:
         return False
-    return has_room(other) and check(twin, inputs, other, logits, trees)
+    return has_free_positions(other) and check(twin, inputs, other, logits, uses_trees)
 
 
-def has_room(memory: Any) -> bool:
-    """Whether there are positions behind the prompt for the tokens that a check reads."""
-    ends = [each.last for each in _memories(memory) if each.last is not None]
+def has_free_positions(memory: Any) -> bool:
+    """Whether there are positions after the prompt for the tokens of a check."""
+    ends = [each.max_position for each in _memories(memory) if each.max_position is not None]
     places = [place for each in _memories(memory) for place in each.rope]
     return not ends or max(places) + RIGHT - 1 <= min(ends)
 
 
-def forget() -> None:
-    """Have every model asked again."""
+def clear_cache() -> None:
+    """Clear all results, so that every model is checked again."""
     _verdicts.clear()
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What a verdict is about: a class and a request, which counts by its shape only."""
+    """The subject of a result: a model class and the shape of a request."""
 
     reader: Checked
     inputs: Mapping[str, Any]
     memory: Any  # of the request
-    trees: bool
+    uses_trees: bool
     more: int = 0  # tokens that `inputs` hold and `memory` does not
 
     def settle(self, memory: Any = None, logits: Tensor | None = None) -> bool:
-        """Whether the prompt is to be read again. Raises ValueError for what is refused.
+        """Return whether the prompt must be read again. Raises ValueError for a refused model.
 
-        `memory` and `logits` are what was read of the inputs; None = nothing yet.
+        `memory` and `logits` are those of the inputs; None = not read yet.
         """
         reader, use = self.reader, USES[self.memory.batch > 1]
         key = self.key()
         verdict = _verdicts.get(key)
         if verdict is None:
-            if (verdict := self.measured(memory, logits)) is None:
-                return False  # nothing can be said: broken scores are the loop's to report
-            if not verdict.chain:  # what is refused may have been out of order for once
+            if (verdict := self.measure(memory, logits)) is None:
+                return False  # not comparable: the loop reports invalid scores
+            if not verdict.chain:  # a refusal may be temporary
                 _verdicts[key] = verdict
         found, advice = verdict.chain, _ADVICE[use]
-        if self.trees and verdict.tree and not found:
+        if self.uses_trees and verdict.tree and not found:
             found, advice = verdict.tree, _ADVICE["tree"]
         if found:
             advice = advice if key[3] in KERNELS else _KERNEL.format(key[3])
@@ -167,88 +172,92 @@ class _Shape:
 
     def key(self) -> Key:
         reader, model, memory = self.reader, self.reader.model, self.memory
-        beside = tuple(sorted(name for name, value in self.inputs.items() if value is not None))
+        names = tuple(sorted(name for name, value in self.inputs.items() if value is not None))
         kernel = str(reader.config._attn_implementation)
         place = (kernel, model.dtype, reader.device.type, type(memory).__name__)
-        shape = (beside, memory.batch > 1, any(memory.padding), self.trees)
-        behind = tuple(size for size in self._windows() if _far(size) <= self._slots)
+        shape = (names, memory.batch > 1, any(memory.padding), self.uses_trees)
+        continuation = tuple(size for size in self._windows() if _far(size) <= self._slots)
         turned = any(self._slots > end for end in self._turns())
-        own = (type(model), transformers.__version__, configured(reader))
-        return (*own, *place, *shape, behind, turned)
+        own = (type(model), transformers.__version__, configuration_key(reader))
+        return (*own, *place, *shape, continuation, turned)
 
-    def reached(self, room: int) -> int:
-        """Slots to ask about beside those of the prompt: the end of windows that it will reach.
+    def slots_to_check(self, max_new_tokens: int) -> int:
+        """Slots of a longer prompt to check: the end of windows that the request will reach.
 
-        A window is asked about where enough is hidden behind it to be seen in the scores; 0 = none.
+        A window is checked if it masks enough to change the scores; 0 = none.
         """
-        ends = [_far(size) for size in self._windows() if size < self._slots + room]
-        last = [int(each.last) for each in _memories(self.memory) if each.last is not None]
+        ends = [_far(size) for size in self._windows() if size < self._slots + max_new_tokens]
+        last = [
+            int(each.max_position)
+            for each in _memories(self.memory)
+            if each.max_position is not None
+        ]
         last += [end for end in self._turns() if self._slots <= end]
         most = min([LONGEST, *last]) - RIGHT - WRONG
         return max([end for end in ends if self._slots < end <= most], default=0)
 
-    def measured(self, memory: Any, logits: Tensor | None) -> Trust | None:
-        """What is found; `memory` and `logits` are read where they are None."""
-        reader, own_words = self.reader, words(self.reader, RIGHT + WRONG, self.inputs)
-        behind = torch.tensor([own_words[:RIGHT]] * self.memory.batch, device=reader.device)
-        if self._is_agreed(memory, own_words, behind):
-            return Trust()
+    def measure(self, memory: Any, logits: Tensor | None) -> ReadingCheck | None:
+        """Compare the readings; `memory` and `logits` are computed if None."""
+        reader, own_words = self.reader, make_word_ids(self.reader, RIGHT + WRONG, self.inputs)
+        continuation = torch.tensor([own_words[:RIGHT]] * self.memory.batch, device=reader.device)
+        if self._is_agreed(memory, own_words, continuation):
+            return ReadingCheck()
         if memory is None:
-            memory, logits, _ = apart(reader).prefill(self.inputs, RIGHT + WRONG)
-        given = reader.own_inputs(self.inputs, memory)
+            memory, logits, _ = copy_reader(reader).prefill(self.inputs, RIGHT + WRONG)
+        given = reader.model_inputs(self.inputs, memory)
         try:
-            own = reader.own_steps(given, behind)
+            own = reader.score_stepwise(given, continuation)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # a class may want more than the request says
-            return Trust(chain=f"cannot be asked for single tokens ({first_line(error)})")
+        except Exception as error:  # a class may need more than the request has
+            return ReadingCheck(chain=f"cannot read single tokens ({first_line(error)})")
         if not bool(own.isfinite().any(-1).all()):
             return None
         compared = _Compared(reader, self.inputs, own, own_words)
-        tree = compared.trouble(memory, logits, FORK) if self.trees else ""
-        chain = compared.trouble(memory, logits, None)
+        tree = compared.find_mismatch(memory, logits, FORK) if self.uses_trees else ""
+        chain = compared.find_mismatch(memory, logits, None)
         if not chain:
-            return Trust(tree=tree)
-        again = reader.own_steps(given, behind) if reader.model.training else own
+            return ReadingCheck(tree=tree)
+        again = reader.score_stepwise(given, continuation) if reader.model.training else own
         if not torch.equal(own, again):
             return None  # dropout: no two forwards agree
-        use, chain = USES[self.memory.batch > 1], chain + compared.cause(chain)
+        use, chain = USES[self.memory.batch > 1], chain + compared.describe_cause(chain)
         if use in reader.stepwise:
-            return Trust(chain=chain, tree=tree or chain)
+            return ReadingCheck(chain=chain, tree=tree or chain)
         twin = copy.copy(reader)
         twin.stepwise = {*reader.stepwise, use}
         other, logits, _ = twin.prefill(self.inputs, RIGHT + WRONG)
-        if _Compared(twin, self.inputs, own, own_words).trouble(other, logits, None):
-            return Trust(chain=chain, tree=chain)
-        return Trust(stepwise=True, tree=chain)
+        if _Compared(twin, self.inputs, own, own_words).find_mismatch(other, logits, None):
+            return ReadingCheck(chain=chain, tree=chain)
+        return ReadingCheck(stepwise=True, tree=chain)
 
-    def _is_agreed(self, memory: Any, own_words: Sequence[int], behind: Tensor) -> bool:
-        """Whether the first layers already read as they should, behind the request's own prompt.
+    def _is_agreed(self, memory: Any, own_words: Sequence[int], continuation: Tensor) -> bool:
+        """Whether the first layers agree, after the request's own prompt.
 
-        False settles nothing: they may be all there are, or not to be had without the others.
+        False is inconclusive: they may be all layers, or not usable without the others.
         """
         if isinstance(self.reader, EncoderDecoder):
             return False
         try:
-            few = first_kinds(self.reader, _memories(self.memory)[0].cache.layers)
+            few = first_layers_reader(self.reader, _memories(self.memory)[0].cache.layers)
             if few is None:
                 return False
             memory = few.prefill(self.inputs, RIGHT + WRONG)[0] if memory is None else memory
-            own = few.own_steps(few.own_inputs(self.inputs, memory), behind)
+            own = few.score_stepwise(few.model_inputs(self.inputs, memory), continuation)
             compared = _Compared(few, self.inputs, own, own_words)
-            shapes = (FORK, None) if self.trees else (None,)
-            return not any(compared.trouble(memory, None, shape) for shape in shapes)
+            shapes = (FORK, None) if self.uses_trees else (None,)
+            return not any(compared.find_mismatch(memory, None, shape) for shape in shapes)
         except torch.OutOfMemoryError:
             raise
-        except Exception:  # whatever a class does without the rest
+        except Exception:  # a class may fail without the other layers
             return False
 
     @property
     def _slots(self) -> int:
-        return int(max(self.memory.kept)) + self.more
+        return int(max(self.memory.lengths)) + self.more
 
     def _turns(self) -> Sequence[int]:
-        """Where rotary frequencies change."""
+        """Lengths at which rotary frequencies change."""
         border = self.reader.border if isinstance(self.reader, Backbone) else None
         return () if border is None else (border.length,)
 
@@ -259,14 +268,14 @@ class _Shape:
 
 
 def _far(window: int) -> int:
-    """Slots of which a window hides enough: a fifth."""
+    """Number of slots of which a window masks enough: a fifth."""
     return window + max(window // 4, 4)
 
 
-def configured(reader: Checked) -> Key:
-    """A model's whole configuration, and the kinds of layers and weights that it has by now.
+def configuration_key(reader: Checked) -> Key:
+    """A model's configuration and the types of its modules and weights.
 
-    Layers that are quantised by the numbers in a block read its tokens otherwise than one by one.
+    Layers with dynamic quantisation read a block differently from single tokens.
     """
     parts = ((one, *vars(one)["_parameters"].values()) for one in reader.model.modules())
     return reader.configuration, frozenset(type(part) for some in parts for part in some)
@@ -274,27 +283,27 @@ def configured(reader: Checked) -> Key:
 
 @dataclass(frozen=True)
 class _Compared:
-    """One reader's block reads against what the model itself scored, (B, 1 + RIGHT, V)."""
+    """Block reading of one reader against the model's own logits (B, 1 + RIGHT, V)."""
 
     reader: Any
     inputs: Mapping[str, Any]
     own: Tensor
     words: Sequence[int]
 
-    def trouble(self, memory: Any, logits: Tensor | None, tree: Tree | None) -> str:
-        """What is read otherwise, in words; empty where everything agrees."""
+    def find_mismatch(self, memory: Any, logits: Tensor | None, tree: Tree | None) -> str:
+        """Describe the difference; empty if everything agrees."""
         kind = "chain" if tree is None else "tree"
         pairs = [] if logits is None else [(logits, self.own[:, 0])]
         try:
-            pairs += self._refused(memory, tree)
+            pairs += self._compare_rejected(memory, tree)
             if tree is None:
-                pairs += self._kept(memory)
+                pairs += self._compare_accepted(memory)
         except torch.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a class does with what it was not made for
+        except Exception as error:  # a class may fail on blocks in any way
             return f"cannot be read as a {kind} of drafted tokens ({first_line(error)})"
-        found = max(float(difference(*pair)) for pair in pairs)
-        bound = margin(self.reader.model.dtype)
+        found = max(float(score_difference(*pair)) for pair in pairs)
+        bound = rounding_margin(self.reader.model.dtype)
         if found <= bound:
             return ""
         return (
@@ -303,20 +312,20 @@ class _Compared:
             "accepted"
         )
 
-    def cause(self, trouble: str) -> str:
-        """What seems to be read otherwise, found by reading less: one token, then two."""
+    def describe_cause(self, trouble: str) -> str:
+        """Describe the likely cause, found by reading one token, then two."""
         if trouble.startswith("cannot"):
             return ""
         try:
             return f": {self._cause()} differ"
-        except Exception:  # only a hint is lost
+        except Exception:  # only the hint is lost
             return ""
 
     def _cause(self) -> str:
-        bound, right = margin(self.reader.model.dtype), self.words[:RIGHT]
+        bound, right = rounding_margin(self.reader.model.dtype), self.words[:RIGHT]
         memory, logits, _ = self.reader.prefill(self.inputs, RIGHT + WRONG)
         rows = memory.batch
-        if difference(logits, self.own[:, 0]) > bound:
+        if score_difference(logits, self.own[:, 0]) > bound:
             return "the cache class or the mask of the prompt"
         for shift in (0, -1, 1):
             for each in _memories(memory):
@@ -324,7 +333,7 @@ class _Compared:
             alone = self._read(memory, [right[:1]] * rows, [[]] * rows)[:, 0]
             for each in _memories(memory):
                 each.rope = [place - shift for place in each.rope]
-            if difference(alone, self.own[:, 1]) <= bound:
+            if score_difference(alone, self.own[:, 1]) <= bound:
                 break
         else:
             window = "a window, " if self.reader.window else ""
@@ -333,24 +342,24 @@ class _Compared:
             return f"positions (those {-shift:+d})"
         memory, _, _ = self.reader.prefill(self.inputs, RIGHT + WRONG)
         both = self._read(memory, [right[:1]] * rows, [right[1:2]] * rows)
-        if difference(both, self.own[:, 1:]) > bound:
+        if score_difference(both, self.own[:, 1:]) > bound:
             return "positions or the mask within a block"
         return "what the cache keeps of a rejected draft"
 
-    def _refused(self, memory: Any, tree: Tree | None) -> list[tuple[Tensor, Tensor]]:
-        """A draft that is not kept; the branches of a tree are compared."""
+    def _compare_rejected(self, memory: Any, tree: Tree | None) -> list[tuple[Tensor, Tensor]]:
+        """Read a draft that is rolled back; the branches of a tree are compared."""
         right, wrong, rows = self.words[:RIGHT], self.words[RIGHT:], memory.batch
         if tree is None:
             self._read(memory, [wrong[:1]] * rows, [wrong[1:]] * rows)
             return []
         nodes = self._on([[wrong[0], right[1], wrong[1], wrong[2]]] * rows)
-        draft = Draft.of(tree, nodes, Kind.DET)
-        read, _ = self.reader.read(memory, block([right[:1]] * rows, draft, memory.like))
+        draft = Draft.from_tree(tree, nodes, Kind.DET)
+        read, _ = self.reader.read(memory, build_block([right[:1]] * rows, draft, memory.like))
         memory.advance([0] * rows)
         return [(read[:, [0, 2]], self.own[:, 1:])]
 
-    def _kept(self, memory: Any) -> list[tuple[Tensor, Tensor]]:
-        """What is read in a rejected draft's place; every other row waits with a token more."""
+    def _compare_accepted(self, memory: Any) -> list[tuple[Tensor, Tensor]]:
+        """Read a second draft in its place; every other row has one more pending token."""
         right, wrong, rows = self.words[:RIGHT], self.words[RIGHT:], memory.batch
         longer = [row % 2 == 1 for row in range(rows)]
         waiting = [right if more else right[:1] for more in longer]
@@ -362,9 +371,9 @@ class _Compared:
         return pairs
 
     def _read(self, memory: Any, waiting: Sequence[Any], drafted: Sequence[Any]) -> Tensor:
-        """Logits of the last waiting token and of the drafted ones, (B, 1 + N, V); none is kept."""
+        """Logits (B, 1 + N, V) of the last pending and the drafted tokens; none is committed."""
         draft = Draft.chain(self._on(drafted), Kind.DET) if drafted[0] else None
-        scores: Tensor = self.reader.read(memory, block(waiting, draft, memory.like))[0]
+        scores: Tensor = self.reader.read(memory, build_block(waiting, draft, memory.like))[0]
         memory.advance([0] * memory.batch)
         return scores
 
@@ -372,21 +381,21 @@ class _Compared:
         return torch.tensor([list(row) for row in rows], device=self.reader.device)
 
 
-def margin(dtype: torch.dtype) -> float:
-    """What may lie between two readings, in units of the spread of the best scores.
+def rounding_margin(dtype: torch.dtype) -> float:
+    """The tolerated difference of two readings, in units of the spread of the best scores.
 
-    Float32: 2e-3, of the worst place; recurrent layers differ by that much between one token and
-    several. Float64: the same, for their states and norms are computed in float32. Half precision:
-    0.05 (float16), 0.13 (bfloat16), of the median place.
+    Float32: 2e-3, at the worst position; recurrent layers differ by that much between one token and
+    several. Float64: the same, as their states and norms are computed in float32. Half precision:
+    0.05 (float16), 0.13 (bfloat16), at the median position.
     """
     seen = torch.finfo(torch.float32 if dtype == torch.float64 else dtype)
     return float((1.5 if seen.bits < 32 else 6) * seen.eps**0.5)
 
 
-def difference(ours: Tensor, theirs: Tensor) -> Tensor:  # (..., V) each -> scalar
-    """How far the best scores lie apart at the worst place, in units of their spread.
+def score_difference(ours: Tensor, theirs: Tensor) -> Tensor:  # (..., V) each -> scalar
+    """Difference of the best scores at the worst position, in units of their spread.
 
-    The median place in half precision, where a mixture of experts may choose another at a tie.
+    At the median position in half precision, where a mixture of experts may resolve ties otherwise.
     """
     best = theirs.float().topk(min(BEST, theirs.shape[-1]), -1)
     apart = (ours.float().gather(-1, best.indices) - best.values).square().mean(-1).sqrt()

@@ -1,4 +1,4 @@
-"""What is noted beside a target's forward: hidden states, of the last layer and of others."""
+"""Forward hooks that record hidden states of a target: of the last layer and of others."""
 
 from __future__ import annotations
 
@@ -9,25 +9,25 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.targets.cache import crossed_layers
+from mmspec.targets.cache import cross_attention_layers
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.reader import Reader
 
 
 class HiddenStateHook:
-    """While entered, notes what the decoder read last and its hidden states behind the final norm.
+    """Context manager that records the decoder's inputs and hidden states after the final norm.
 
-    Pictures are among what it read, as the embeddings that stand for them; a guided backbone reads
-    both branches, so B is 2B there. Nothing stays on the model. Raises ValueError at construction
-    for a model without a decoder of its own.
+    Images are included as embeddings; a guided backbone reads both branches, so B is 2B there. The
+    hooks are removed at exit. Raises ValueError at construction for a model without a separate
+    decoder.
     """
 
     def __init__(self, backbone: Reader) -> None:
         check_states(backbone)
         self.backbone = backbone
-        self.embeds: Tensor  # (B, L, D) what was read
-        self.hidden: Tensor  # (B, L, D) what came out
-        self.positions: Tensor | None  # (B, L), or (axes, B, L) with M-RoPE; None = not told
+        self.embeds: Tensor  # (B, L, D) inputs
+        self.hidden: Tensor  # (B, L, D) outputs
+        self.positions: Tensor | None  # (B, L), or (axes, B, L) with M-RoPE; None = not given
         self._hook: Any = None
 
     def __enter__(self) -> HiddenStateHook:
@@ -48,11 +48,11 @@ class HiddenStateHook:
 
 
 class LayerStatesHook:
-    """While entered, notes the hidden states of some layers, by their Hugging Face index.
+    """Context manager that records the hidden states of some layers, by their Hugging Face index.
 
-    0 is what the first layer reads, i what layer i - 1 gives; the last index stands behind the
+    0 is the input of the first layer, i the output of layer i - 1; the last index is after the
     final norm, unless `normed` is False. Raises ValueError at construction for a model without a
-    decoder of its own, and for an index that it has not.
+    separate decoder, and for an index out of range.
     """
 
     def __init__(self, backbone: Reader, layers: Sequence[int], normed: bool = True) -> None:
@@ -61,11 +61,11 @@ class LayerStatesHook:
         wrong = [layer for layer in layers if not 0 <= layer <= len(stack)]
         if wrong:
             raise ValueError(
-                f"hidden states {wrong} are asked for, but {type(backbone.model).__name__} has "
+                f"hidden states {wrong} are required, but {type(backbone.model).__name__} has "
                 f"{len(stack)} layers, whose states are 0 to {len(stack)}; give others"
             )
         self.layers = tuple(layers)
-        crossed = crossed_layers(backbone.config)
+        crossed = cross_attention_layers(backbone.config)
         before = [at for layer in layers for at in _read_before(layer, crossed)]
         self.noted: dict[int, list[Tensor]] = {layer: [] for layer in (*layers, *before)}
         self._places = {layer: stack[max(layer - 1, 0)] for layer in self.noted}
@@ -87,12 +87,12 @@ class LayerStatesHook:
             hook.remove()
 
     def offer(self, last: int = 0) -> Tensor:  # (B, L, k * D)
-        """States of all layers side by side, of the last so many places; 0 = of all."""
+        """Concatenated states of all layers, of the `last` positions; 0 = of all."""
         rows = [torch.cat([one[:, -last:] for one in self._states(at)]) for at in self.layers]
         return torch.cat(rows, -1)
 
     def _states(self, layer: int) -> list[Tensor]:
-        """Of a layer that was left out, what it would have read."""
+        """The states of a layer; of a skipped one, its input."""
         return self.noted[layer] or self._states(layer - 1)
 
     def _before(self, module: torch.nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
@@ -105,7 +105,7 @@ class LayerStatesHook:
 
 
 def _read_before(layer: int, crossed: Sequence[int]) -> list[int]:
-    """States that stand for those of a layer that may be left out, the nearest first."""
+    """Layers whose states replace those of a layer that may be skipped, the nearest first."""
     found = []
     while layer and layer - 1 in crossed:
         layer -= 1
@@ -113,22 +113,22 @@ def _read_before(layer: int, crossed: Sequence[int]) -> list[int]:
     return found
 
 
-_LAYERS = "layers:"  # what a drafter wants begins so: "layers:2,16,29"
+_LAYERS = "layers:"  # prefix of the feature name: "layers:2,16,29"
 
 
 def layer_states(layers: Sequence[int]) -> str:
-    """What a drafter `wants` for the hidden states of these layers (Hugging Face indices)."""
+    """The feature name of the hidden states of these layers (Hugging Face indices)."""
     return _LAYERS + ",".join(map(str, layers))
 
 
-def wanted_layers(wants: Iterable[str]) -> dict[str, tuple[int, ...]]:
-    """Names among `wants` that stand for hidden states of layers, and these layers."""
-    named = [name for name in sorted(wants) if name.startswith(_LAYERS)]
+def wanted_layers(required_features: Iterable[str]) -> dict[str, tuple[int, ...]]:
+    """The names in `required_features` that are hidden states of layers, and these layers."""
+    named = [name for name in sorted(required_features) if name.startswith(_LAYERS)]
     return {name: tuple(map(int, name.removeprefix(_LAYERS).split(","))) for name in named}
 
 
 def check_states(backbone: Reader) -> None:
-    """Refuse a model without a decoder of its own. Raises ValueError."""
+    """Check that a model has a separate decoder. Raises ValueError."""
     if isinstance(backbone, EncoderDecoder):
         raise ValueError(
             f"{type(backbone.model).__name__} hides the states of its decoder behind an "
@@ -137,10 +137,10 @@ def check_states(backbone: Reader) -> None:
 
 
 class SnapshotHook:
-    """While entered, notes what the first layer reads and what comes out of an early one.
+    """Context manager that records the input of the first layer and the output of an early one.
 
-    Early is a quarter of the layers, and at least the second (ParallelVLM; reconstructed). Raises
-    ValueError at construction for a model without a decoder of its own.
+    The early layer is at a quarter of the depth, at least the second (ParallelVLM; reconstructed).
+    Raises ValueError at construction for a model without a separate decoder.
     """
 
     def __init__(self, backbone: Reader) -> None:

@@ -1,8 +1,7 @@
-"""Part of a target's keys and values, gathered for a drafter that runs the target's own layers.
+"""A subset of a target's keys and values, for a drafter that runs the target's own layers.
 
-A view holds chosen slots of the prompt, which may differ between layers and heads, and behind them
-what was generated since. Keys are rotated already, so tokens stay at their positions however few
-slots are left.
+A view holds selected slots of the prompt, which may differ between layers and heads, followed by
+the generated tokens. Keys are already rotated, so tokens keep their positions.
 
     target   slot  0  1 [2  3  4  5] 6  7 | 8  9        prompt | generated
     layer 0        0  1     3        6  7   8  9        each slot of a view is read at its own
@@ -25,24 +24,27 @@ from mmspec.targets.slots import SlotLayer
 
 @dataclass(eq=False)
 class KvView:
-    """A smaller memory beside the target's, brought up to date by `follow`."""
+    """A smaller copy of the target's memory, updated by `sync`."""
 
     memory: Memory
-    seen: list[int]  # slots of the target's memory that were looked at, per row
-    drafts: int = 0  # that were made on it
+    num_copied: list[int]  # slots of the target's memory that were copied, per row
+    drafts: int = 0  # number of drafts made with it
 
-    def become(self, other: KvView) -> None:
-        """Hold from now on what a newer view holds."""
-        self.memory, self.seen, self.drafts = other.memory, other.seen, other.drafts
+    def replace_with(self, other: KvView) -> None:
+        """Take over the contents of a newer view."""
+        self.memory, self.num_copied, self.drafts = other.memory, other.num_copied, other.drafts
 
-    def follow(self, dense: Memory) -> Memory:
-        """Copy what the target has kept since; nothing else is moved. O(new tokens)."""
-        news = [kept - seen for kept, seen in zip(dense.kept, self.seen, strict=True)]
-        if any(news):
-            source, target = _copied(dense.kept, news), _copied(_after(self.memory, news), news)
+    def sync(self, dense: Memory) -> Memory:
+        """Copy the slots committed since the last call. O(new tokens)."""
+        counts = [
+            kept - copied for kept, copied in zip(dense.lengths, self.num_copied, strict=True)
+        ]
+        if any(counts):
+            source = _last_slots(dense.lengths, counts)
+            target = _last_slots(_after(self.memory, counts), counts)
             self._copy(dense.cache, source, target)
-            self.memory.advance(news)
-            self.seen = list(dense.kept)
+            self.memory.advance(counts)
+            self.num_copied = list(dense.lengths)
         return self.memory
 
     def _copy(self, dense: SlotCache, source: list[list[int]], target: list[list[int]]) -> None:
@@ -54,20 +56,20 @@ class KvView:
         for mine, theirs in zip(cache.layers, dense.layers, strict=True):
             if mine.is_initialized:
                 mine.grow()
-                for name in mine.written():
+                for name in mine.buffer_names():
                     getattr(mine, name)[rows, :, write] = getattr(theirs, name)[rows, :, read]
 
 
-def gathered(
+def gather_view(
     dense: Memory,
     config: Any,
     slots: Mapping[int, Sequence[Tensor]],
     room: int,
 ) -> KvView:
-    """A view of the target's memory as it stands.
+    """Make a view of the target's memory.
 
-    `slots` are, per layer that the drafter runs, one tensor per row: (1 or G, n) ascending slots,
-    as many for all layers of a row; the last slot of the row is among them. Rows with fewer are
+    `slots` holds one tensor per row for each layer that the drafter runs: (1 or G, n) ascending
+    slots, the same number for all layers of a row and including its last slot. Rows with fewer are
     padded on the left.
     """
     counts = [own.shape[1] for own in next(iter(slots.values()))]
@@ -75,36 +77,36 @@ def gathered(
     cache = SlotCache(config, width + room)
     for index, rows in slots.items():
         source, layer = dense.cache.layers[index], cache.layers[index]
-        chosen = torch.stack([_padded(own, width, source.keys.shape[1]) for own in rows])
-        for name in source.written():  # an indexer has one head, which goes by the first
+        chosen = torch.stack([_pad_slots(own, width, source.keys.shape[1]) for own in rows])
+        for name in source.buffer_names():  # an indexer has one head and uses the first row
             theirs = getattr(source, name)
             where = chosen[:, : theirs.shape[1], :, None].expand(-1, -1, -1, theirs.shape[-1])
             layer.allocate(**{name: theirs})
             getattr(layer, name)[:, :, :width] = theirs.gather(2, where)
     for mine, theirs in zip(cache.layers, dense.cache.layers, strict=True):
-        if isinstance(theirs, SlotLayer) and theirs.is_crossed:
-            mine.take(theirs, slice(None))  # pictures themselves, which no slots stand for
+        if isinstance(theirs, SlotLayer) and theirs.is_cross_attention:
+            mine.copy_rows(theirs, slice(None))  # cross-attention to images has no slots
     pads = [width - count for count in counts]
-    memory = Memory(cache, width, pads, dense.rope, dense.like, dense.window, dense.bare)
-    memory.offsets, memory.axes, memory.last = dense.offsets, dense.axes, dense.last
-    memory.carried = dense.carried
-    return KvView(memory, list(dense.kept))
+    memory = Memory(cache, width, pads, dense.rope, dense.like, dense.window, dense.is_maskless)
+    memory.offsets, memory.axes, memory.max_position = dense.offsets, dense.axes, dense.max_position
+    memory.step_inputs = dense.step_inputs
+    return KvView(memory, list(dense.lengths))
 
 
-def _padded(slots: Tensor, width: int, heads: int) -> Tensor:  # (1 or G, n) -> (G, width)
-    """The slots of all heads, the first of them repeated on the left."""
+def _pad_slots(slots: Tensor, width: int, heads: int) -> Tensor:  # (1 or G, n) -> (G, width)
+    """The slots of all heads, padded on the left with the first one."""
     before = slots[:, :1].expand(-1, width - slots.shape[1])
     return torch.cat((before, slots), 1).expand(heads, -1)
 
 
-def _after(memory: Memory, news: Sequence[int]) -> list[int]:
-    return [kept + new for kept, new in zip(memory.kept, news, strict=True)]
+def _after(memory: Memory, counts: Sequence[int]) -> list[int]:
+    return [kept + new for kept, new in zip(memory.lengths, counts, strict=True)]
 
 
-def _copied(stops: Sequence[int], news: Sequence[int]) -> list[list[int]]:
-    """The last `news[b]` slots before `stops[b]` per row; short rows repeat their last one."""
-    width = max(news)
+def _last_slots(stops: Sequence[int], counts: Sequence[int]) -> list[list[int]]:
+    """The last `counts[b]` slots before `stops[b]` per row; short rows repeat their last one."""
+    width = max(counts)
     return [
         [*range(stop - new, stop), *[stop - 1] * (width - new)]
-        for stop, new in zip(stops, news, strict=True)
+        for stop, new in zip(stops, counts, strict=True)
     ]

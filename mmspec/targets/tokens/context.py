@@ -1,8 +1,8 @@
-"""What the parts of a round may know about the request being decoded."""
+"""Requests of token decoding: their input checks, and the context that round parts read."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,10 +10,17 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.noise import KeyedNoise
-from mmspec.distributions.sampling import Sampling
+from mmspec.distributions.sampling import Prefix, Sampling
 from mmspec.draft import Draft, Scores
 from mmspec.targets.memory import Memory, RowMemories
 from mmspec.targets.tokens.turns import EarlierTurns
+
+IDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "decoder_input_ids")
+AXES = {**dict.fromkeys(IDS, 2), "inputs_embeds": 3}
+SHAPES = {2: "(rows, tokens)", 3: "(rows, tokens, width)"}
+# prefixes of inputs that are not per prompt token
+BESIDE = ("pixel_", "input_features", "input_values", "audio_", "caption", "source_")
+MEDIA = ("pixel_values", "pixel_values_videos", "input_features", "caption", "caption_mask")
 
 
 @dataclass(frozen=True)
@@ -23,29 +30,29 @@ class Request:
     inputs: Mapping[str, Any]
     sampling: Sampling
     noise: KeyedNoise
-    room: int  # most new tokens per row
-    drafter_inputs: Mapping[str, Any] = field(default_factory=dict)  # what the drafter gets instead
-    shared: Mapping[str, Any] = field(default_factory=dict)  # what the call itself offers drafters
-    past: EarlierTurns | None = None  # the cache of an earlier turn that this one goes on from
+    max_new_tokens: int  # limit of new tokens per row
+    drafter_inputs: Mapping[str, Any] = field(default_factory=dict)  # inputs of the drafter instead
+    shared: Mapping[str, Any] = field(default_factory=dict)  # features that the call provides
+    past: EarlierTurns | None = None  # the cache of an earlier turn to continue from
 
 
 @dataclass(frozen=True)
 class Context:
-    """Everything committed so far, per row, and what is still waiting to be read by the target."""
+    """All committed tokens per row, and those that the target has not read yet."""
 
     request: Request
     history: tuple[list[int], ...]  # committed tokens that are known, prompt included, no padding
-    prompt: tuple[int, ...]  # of them the prompt's, per row
-    padding: tuple[int, ...]  # slots per row that nobody sees
+    prompt: tuple[int, ...]  # number of them in the prompt, per row
+    padding: tuple[int, ...]  # masked slots per row
     vocabulary: int  # the target's
-    memory: Memory | RowMemories  # the target's; an `Unread` stands for it till it is read
+    memory: Memory | RowMemories  # the target's; a `DeferredPrefill` until the prompt is read
     noise: KeyedNoise  # this round's
-    scores: Scores | None = None  # the distribution after the prompt, until its token is chosen
-    shared: Mapping[str, Any] = field(default_factory=dict)  # what target and call offer drafters
+    scores: Scores | None = None  # the distribution after the prompt, until its token is sampled
+    shared: Mapping[str, Any] = field(default_factory=dict)  # features from target and call
     finished: tuple[bool, ...] = ()
-    skipped: int = 0  # rounds since the target was asked last; their tokens are pending
-    unknown: tuple[int, ...] = ()  # per row, before the history: read as embeddings, or in a turn
-    # whose tokens were not given again
+    num_unverified_rounds: int = 0  # rounds since the last target forward; their tokens are pending
+    num_unknown: tuple[int, ...] = ()  # tokens before the history per row: read as embeddings,
+    # or in a turn whose tokens were not given again
 
     @property
     def batch(self) -> int:
@@ -62,20 +69,20 @@ class Context:
     @property
     def lengths(self) -> tuple[int, ...]:
         """Committed tokens per row: the absolute position of the next one."""
-        before = self.unknown or (0,) * self.batch
+        before = self.num_unknown or (0,) * self.batch
         return tuple(len(row) + more for row, more in zip(self.history, before, strict=True))
 
-    def generated(self, row: int) -> int:
+    def num_generated(self, row: int) -> int:
         """New tokens of a row so far."""
         return len(self.history[row]) - self.prompt[row]
 
     @property
     def pending(self) -> tuple[int, ...]:
-        """How many of the last tokens the target has not kept in its memory yet, per row."""
-        rows = zip(self.lengths, self.padding, self.memory.kept, strict=True)
+        """Number of the last tokens that are not in the target's memory yet, per row."""
+        rows = zip(self.lengths, self.padding, self.memory.lengths, strict=True)
         return tuple(length + pad - kept for length, pad, kept in rows)
 
-    def waiting(self) -> list[list[int]]:
+    def pending_tokens(self) -> list[list[int]]:
         """The pending tokens per row.
 
         A finished row repeats its last one, so that all rows have some.
@@ -87,16 +94,16 @@ class Context:
         """Absolute position of the next token, on the device."""
         return torch.tensor([[length] for length in self.lengths], device=self.device)
 
-    def emitted(self) -> list[list[int]]:
+    def generated_tokens(self) -> list[list[int]]:
         """New tokens per row so far."""
         return [line[start:] for line, start in zip(self.history, self.prompt, strict=True)]
 
-    def nothing(self) -> Draft:
-        """A draft without a node."""
+    def empty_draft(self) -> Draft:
+        """A draft without nodes."""
         return Draft.empty(self.batch, self.device)
 
     def prefix(self, row: int) -> Tensor:  # (L,)
-        """Tokens of a row as a logits processor sees them: the prompt as given, padding included.
+        """Tokens of a row for logits processors: the prompt as given, padding included.
 
         A prompt of embeddings has none.
         """
@@ -107,3 +114,167 @@ class Context:
 
     def at_round(self, index: int) -> Context:
         return replace(self, noise=self.noise.at_round(index))
+
+
+def make_prefix(context: Context, draft: Draft | None) -> Prefix | None:
+    """Tokens before each distribution row, for logits processors; None if not needed."""
+    if not context.sampling.needs_prefix:
+        return None
+    committed = [context.prefix(row) for row in range(context.batch)]
+    if draft is None or not draft.nodes:
+        return lambda row, _: committed[row]
+    ancestors, tokens = draft.ancestors(), draft.tokens
+
+    def before(row: int, place: int) -> Tensor:
+        if place == 0:
+            return committed[row]
+        return torch.cat((committed[row], tokens[row, ancestors[row, place - 1]]))
+
+    return before
+
+
+def check_inputs(
+    inputs: Mapping[str, Any],
+    vocabulary: int | None = None,
+    beyond: Collection[int] = (),
+    device: torch.device | None = None,
+) -> None:
+    """Check the tensors of a request. Raises ValueError naming the first invalid one.
+
+    Ids must be within the `vocabulary` or one of `beyond` (image placeholders); a mask holds one 0
+    or 1 per token; all have the same number of rows.
+    """
+    given = {name: value for name, value in inputs.items() if value is not None}
+    for name in (*AXES, *MEDIA):
+        if name in given:
+            _check_kind(name, given[name])
+    ids = given.get("input_ids", given.get("inputs_embeds"))
+    if ids is None:
+        _check_mask("caption_mask", given.get("caption_mask"))
+        return
+    if device is not None and ids.device.type != device.type:
+        raise ValueError(
+            f"input_ids lie on {ids.device}, but the model on {device}; pass inputs.to({device})"
+        )
+    if "input_ids" in given and vocabulary is not None:
+        _check_range(ids, vocabulary, beyond)
+    for name in ("attention_mask", "token_type_ids", "mm_token_type_ids"):
+        if name in given and given[name].shape != ids.shape[:2]:
+            raise ValueError(
+                f"{name} has shape {tuple(given[name].shape)}, but the prompt "
+                f"{tuple(ids.shape[:2])}; pass the processor's output of the same text"
+            )
+    _check_mask("attention_mask", given.get("attention_mask"))
+
+
+def count_left_padding(attention_mask: Tensor | None, batch: int) -> list[int]:
+    """Count the left padding per row. Raises ValueError for padding on the right."""
+    if attention_mask is None:
+        return [0] * batch
+    if not bool(attention_mask[:, -1].all()):
+        raise ValueError(
+            "attention_mask (given, or inferred from the padding token) masks tokens after a "
+            "prompt; pad on the left (processor.tokenizer.padding_side = 'left')"
+        )
+    pads: list[int] = (attention_mask.cumsum(-1) == 0).sum(-1).tolist()
+    return pads
+
+
+def count_padding(attention_mask: Tensor | None, batch: int) -> list[int]:
+    """Count the left padding per row. Raises ValueError for padding elsewhere."""
+    pads = count_left_padding(attention_mask, batch)
+    if attention_mask is not None and int((attention_mask == 0).sum()) != sum(pads):
+        raise ValueError(
+            "attention_mask masks tokens inside a prompt, which is not supported here; drop them "
+            "and pad on the left"
+        )
+    return pads
+
+
+def make_word_ids(reader: Any, count: int, inputs: Mapping[str, Any] | None = None) -> list[int]:
+    """Ids of text tokens, as distinct as possible; those of a request first."""
+    ids = None if inputs is None else inputs.get("input_ids")
+    given = [] if ids is None else ids[-1].flip(0).tolist()
+    special = control_ids(reader)
+    others = range(5, reader.vocabulary, 7)
+    found = [token for token in dict.fromkeys((*given, *others)) if token not in special]
+    return [found[step % len(found)] for step in range(count)]
+
+
+def control_ids(reader: Any) -> frozenset[int]:
+    """Special ids: beginning, end, padding, and those of images."""
+    found, model = set(reader.visual_ids), reader.model
+    for config in (reader.config, *([model.generation_config] if model.can_generate() else [])):
+        for kind in ("pad", "bos", "eos", "decoder_start"):
+            value = vars(config).get(f"{kind}_token_id")
+            found |= set(value) if isinstance(value, list) else {value}
+    return frozenset(found - {None})
+
+
+def append_tokens(reader: Any, inputs: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:  # (B, n)
+    """Append tokens to the prompt of a request; other per-token inputs repeat their last value.
+
+    Images and audio are unchanged, even if they are as long as the prompt.
+    """
+    longer = {name: value for name, value in inputs.items() if name != "position_ids"}
+    has_ids = inputs.get("input_ids") is not None
+    prompt = inputs["input_ids" if has_ids else "inputs_embeds"]
+    for name, value in longer.items():
+        if not isinstance(value, Tensor) or value.dim() < 2 or name.startswith(BESIDE):
+            continue
+        is_feature = value.dim() > 2 and value.is_floating_point()
+        if value.shape[:2] == prompt.shape[:2] and not is_feature:
+            last = value[:, -1:].expand(-1, ids.shape[1], *value.shape[2:])
+            longer[name] = torch.cat((value, last), 1)
+    if has_ids:
+        longer["input_ids"] = torch.cat((prompt, ids), 1)
+    else:
+        longer["inputs_embeds"] = torch.cat((prompt, reader.embed(ids).to(prompt)), 1)
+    return longer
+
+
+def _check_mask(name: str, mask: Tensor | None) -> None:
+    if mask is not None and not bool(((mask == 0) | (mask == 1)).all()):
+        odd = mask[(mask != 0) & (mask != 1)].flatten()[0].item()
+        raise ValueError(f"{name} holds {odd}; give 1 for tokens that are read and 0 for padding")
+
+
+def _check_kind(name: str, value: Any) -> None:
+    """Check type, axes and values of one tensor."""
+    if name in MEDIA and isinstance(value, list | tuple) and value:
+        for one in value:  # images of different sizes
+            _check_kind(name, one)
+        return
+    if not isinstance(value, Tensor):
+        raise ValueError(
+            f"{name} is a {type(value).__name__}, no tensor; pass the output of the model's "
+            'processor with return_tensors="pt"'
+        )
+    axes = AXES.get(name)
+    if axes is not None and value.dim() != axes:
+        raise ValueError(
+            f"{name} has shape {tuple(value.shape)}; give {SHAPES[axes]}, also of a single row"
+        )
+    is_whole = value.dtype in (torch.int64, torch.int32, torch.int16, torch.uint8, torch.int8)
+    if name.endswith("ids") and not is_whole:
+        raise ValueError(f"{name} are {value.dtype}; give ids as whole numbers, torch.int64")
+    if value.is_complex() or value.is_meta:
+        raise ValueError(f"{name} is {value.dtype} on {value.device}; give real numbers in memory")
+    if not value.shape[0]:
+        raise ValueError(f"{name} has no rows; give one per prompt")
+    if name in MEDIA and not bool(torch.isfinite(value).all()):
+        raise ValueError(
+            f"{name} holds NaN or infinite numbers; check its source, or make it with the model's "
+            "processor"
+        )
+
+
+def _check_range(ids: Tensor, vocabulary: int, beyond: Collection[int]) -> None:
+    wrong = (ids < 0) | (ids >= vocabulary)
+    for known in beyond:
+        wrong &= ids != known
+    if bool(wrong.any()):
+        raise ValueError(
+            f"input_ids hold {ids[wrong][0].item()}, but the model has {vocabulary} tokens; "
+            "make them with the model's own processor"
+        )

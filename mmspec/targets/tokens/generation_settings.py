@@ -1,4 +1,4 @@
-"""Generation settings as `generate()` merges them, and what becomes of every one."""
+"""Generation settings: merged as in `generate()`, checked, and refused if not supported."""
 
 from __future__ import annotations
 
@@ -13,17 +13,27 @@ from transformers import GenerationConfig, LogitsProcessor
 
 from mmspec import _hf
 from mmspec.distributions.sampling import DOUBLED, Sampling
-from mmspec.errors import check_flag, check_number, described
+from mmspec.errors import check_flag, check_number, format_value
 
-SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p", "epsilon_cutoff", "eta_cutoff")
+SAMPLING_SETTINGS = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "typical_p",
+    "epsilon_cutoff",
+    "eta_cutoff",
+)
 
 
-def sampled(settings: dict[str, Any]) -> dict[str, Any]:
-    """`do_sample` follows from a sampling setting; temperature 0 means greedy."""
+def infer_do_sample(settings: dict[str, Any]) -> dict[str, Any]:
+    """Set `do_sample` if a sampling setting is given; temperature 0 means greedy."""
     if settings.get("temperature") == 0:
-        settings = {k: v for k, v in settings.items() if k not in SAMPLED}
+        settings = {k: v for k, v in settings.items() if k not in SAMPLING_SETTINGS}
         return {**settings, "do_sample": False}
-    if "do_sample" not in settings and any(settings.get(name) is not None for name in SAMPLED):
+    if "do_sample" not in settings and any(
+        settings.get(name) is not None for name in SAMPLING_SETTINGS
+    ):
         return {**settings, "do_sample": True}
     return settings
 
@@ -42,13 +52,12 @@ def resolve(
     processors: Sequence[LogitsProcessor] = (),
     prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
 ) -> tuple[Sampling, GenerationConfig]:
-    """Merge generation settings as `generate()` does: settings > `config` > the model's own >
-    defaults.
+    """Merge generation settings as `generate()`: settings > `config` > the model's own > defaults.
 
-    `prompt_length` counts the ids of the padded decoder prompt. `inputs` (B, L) is what encoder
-    penalties look at, `embeds` (B, L, D) a prompt of embeddings, and `attention_mask` (B, L) what
-    tells padding from prompt; all may be missing. The config that comes back is resolved: lengths
-    are absolute, special tokens are tensors.
+    `prompt_length` counts the ids of the padded decoder prompt. `inputs` (B, L) are the ids of the
+    encoder penalties, `embeds` (B, L, D) a prompt of embeddings, and `attention_mask` (B, L) the
+    mask of padding; all are optional. The returned config is resolved: lengths are absolute,
+    special tokens are tensors.
     """
     _refuse_unknown(model, {**_entries(config), **settings})
     check_values(settings)
@@ -56,23 +65,23 @@ def resolve(
     refuse_modes(model, merged)
     _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
     if attention_mask is None and inputs is not None and not model.config.is_encoder_decoder:
-        attention_mask = _inferred_mask(model, merged, inputs)
+        attention_mask = _infer_mask(model, merged, inputs)
     if attention_mask is not None and bool((attention_mask == 1).all()):
-        attention_mask = None  # as generate() does: no padding, nothing to skip
-    said = (settings, {} if config is None else vars(config), vars(model.generation_config))
+        attention_mask = None  # as in generate(): no padding
+    sources = (settings, {} if config is None else vars(config), vars(model.generation_config))
     merged = _hf.set_lengths(
         model,
         merged,
         prompt_length,
-        default_max=all(entries.get("max_length") is None for entries in said),
-        default_min=all(entries.get("min_length") is None for entries in said),
+        default_max=all(entries.get("max_length") is None for entries in sources),
+        default_min=all(entries.get("min_length") is None for entries in sources),
         embeds=embeds,
     )
     do_sample = bool(merged.do_sample)
     if do_sample and merged.temperature is not None:
-        Sampling(do_sample=True, temperature=merged.temperature)  # our message rather than theirs
+        Sampling(do_sample=True, temperature=merged.temperature)  # raises our message
         merged.temperature = float(merged.temperature)
-    made = _hf.logits_processors(
+    made = _hf.make_logits_processors(
         model,
         merged,
         prompt_length,
@@ -85,16 +94,16 @@ def resolve(
     return Sampling.from_processors(made, do_sample), merged
 
 
-def check_parts(own: Mapping[str, Any]) -> None:
-    """Refuse functions, and lists of them, that are none; by their name. Raises ValueError."""
+def check_callables(own: Mapping[str, Any]) -> None:
+    """Check the arguments that are callables or objects. Raises ValueError."""
     for name in ("stopping_criteria", "logits_processor"):
         given = own.get(name)
         if given is not None and not (
             isinstance(given, list | tuple) and all(callable(one) for one in given)
         ):
             raise ValueError(
-                f"{name}={described(given)} is no list of functions; give one, as transformers has "
-                "them"
+                f"{name}={format_value(given)} is no list of functions; give one, as in "
+                "transformers"
             )
     allowed, config = own.get("prefix_allowed_tokens_fn"), own.get("generation_config")
     if allowed is not None and not callable(allowed):
@@ -104,21 +113,21 @@ def check_parts(own: Mapping[str, Any]) -> None:
         )
     if config is not None and not isinstance(config, GenerationConfig):
         raise ValueError(
-            f"generation_config={described(config)} is none; give a GenerationConfig, or its "
+            f"generation_config={format_value(config)} is none; give a GenerationConfig, or its "
             "settings by name"
         )
     try:
         assert own.get("streamer") is None or (own["streamer"].put and own["streamer"].end)
     except AttributeError:
         raise ValueError(
-            f"streamer={described(own['streamer'])} lacks put() or end(); give a streamer of "
+            f"streamer={format_value(own['streamer'])} lacks put() or end(); give a streamer of "
             "transformers"
         ) from None
 
 
-def _inferred_mask(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor | None:
-    """What padding says where no mask is given; the target asks the model's own config alone."""
-    mask, own = _hf.inferred_mask(model, ids, config), _hf.inferred_mask(model, ids)
+def _infer_mask(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor | None:
+    """The mask inferred from padding; it must agree with that of the model's own config."""
+    mask, own = _hf.infer_mask(model, ids, config), _hf.infer_mask(model, ids)
     same = mask is own if mask is None or own is None else torch.equal(mask, own)
     if not same:
         raise ValueError(
@@ -130,10 +139,10 @@ def _inferred_mask(model: Any, config: GenerationConfig, ids: Tensor) -> Tensor 
 
 
 def check_values(settings: Mapping[str, Any]) -> None:
-    """Our message for values out of range; transformers ignores some of them in silence."""
+    """Check the range of values, some of which transformers ignores silently."""
     for name, value in settings.items():
-        if value is not None and name in KINDS:
-            KINDS[name](name, value)
+        if value is not None and name in VALUE_CHECKS:
+            VALUE_CHECKS[name](name, value)
     new = settings.get("max_new_tokens")
     if new is not None and new < 1:
         raise ValueError(f"max_new_tokens={new} leaves nothing to generate; give at least 1")
@@ -142,15 +151,15 @@ def check_values(settings: Mapping[str, Any]) -> None:
 
 
 def _entries(config: GenerationConfig | None) -> dict[str, Any]:
-    """What a user's configuration says beyond the library's fields."""
+    """Entries of a user's configuration that are not fields of the library."""
     if config is None:
         return {}
-    known = vars(_hf.default_config())
+    known = vars(_hf.get_default_config())
     return {name: value for name, value in vars(config).items() if name not in known}
 
 
 def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
-    own = vars(_hf.default_config()).keys() | vars(model.generation_config).keys()
+    own = vars(_hf.get_default_config()).keys() | vars(model.generation_config).keys()
     known = own - {"transformers_version"}
     for name in settings:
         if name in _REFUSED_ARGUMENTS:
@@ -166,12 +175,12 @@ def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
 
 
 def refuse_modes(model: Any, config: GenerationConfig) -> None:
-    """Refuse what cannot be speculated or given, and every field that is not known here.
+    """Refuse unsupported modes and unknown fields. Raises ValueError.
 
-    A configuration may carry entries of its own, as Whisper's does: `generate()` does not read
-    them, and neither do we.
+    A configuration may have further entries, as Whisper's does: like `generate()`, this ignores
+    them.
     """
-    fields, neutral = vars(_hf.default_config()), _hf.default_settings(model)
+    fields, neutral = vars(_hf.get_default_config()), _hf.get_default_settings(model)
     for name, value in vars(config).items():
         if name in (*HONOURED, *HARMLESS) or name.startswith("_"):
             continue
@@ -187,7 +196,7 @@ def refuse_modes(model: Any, config: GenerationConfig) -> None:
             )
     if config.get_generation_mode() == "contrastive_search":
         raise ValueError(
-            f"penalty_alpha={config.penalty_alpha} asks for contrastive search, which scores "
+            f"penalty_alpha={config.penalty_alpha} selects contrastive search, which scores "
             "candidates against hidden states and cannot be speculated; pass penalty_alpha=None"
         )
 
@@ -219,31 +228,33 @@ def _id_list(name: str, value: Any) -> None:
 
 
 def _texts(name: str, value: Any) -> None:
-    if not isinstance(value, str) and not all(isinstance(one, str) for one in _listed(name, value)):
+    if not isinstance(value, str) and not all(
+        isinstance(one, str) for one in _check_list(name, value)
+    ):
         raise ValueError(f"{name}={value!r} is neither a text nor a list of texts; give one")
 
 
 def _words(name: str, value: Any) -> None:
-    for one in _listed(name, value):
+    for one in _check_list(name, value):
         _id_list(name, one)
 
 
 def _decay(name: str, value: Any) -> None:
-    pair = _listed(name, value)
+    pair = _check_list(name, value)
     if len(pair) != 2:
         raise ValueError(f"{name}={value!r} is no start and factor; give both, such as (5, 1.1)")
     _one_id(name, pair[0])
     _positive(name, pair[1])
 
 
-def _listed(name: str, value: Any) -> Sequence[Any]:
+def _check_list(name: str, value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name}={value!r} is no list; give one")
     return value
 
 
-# what a setting has to be where its range is not checked elsewhere; None is always "not set"
-KINDS: Mapping[str, Callable[[str, Any], None]] = {
+# checks of settings whose range is not checked elsewhere; None is always "not set"
+VALUE_CHECKS: Mapping[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("max_new_tokens", "max_length", "num_beams", "num_return_sequences"), _whole),
     **dict.fromkeys(("min_new_tokens", "min_length", "no_repeat_ngram_size"), _one_id),
     **dict.fromkeys(("forced_bos_token_id", "bos_token_id", "pad_token_id"), _one_id),
@@ -273,7 +284,7 @@ _REFUSED_ARGUMENTS = {
     ),
 }
 
-# What becomes of every field of a GenerationConfig; whatever stands in none of these is refused.
+# Every field of a GenerationConfig is in one of these tables; other fields are refused.
 HONOURED = (
     *("bad_words_ids", "begin_suppress_tokens", "bos_token_id", "decoder_start_token_id"),
     *("do_sample", "encoder_no_repeat_ngram_size", "encoder_repetition_penalty", "eos_token_id"),
@@ -286,7 +297,7 @@ HONOURED = (
     "watermarking_config",
 )
 # These change no token: `generate()` reads them with beams or an assistant only, or for its own
-# cache, which we do not use.
+# cache, which is not used here.
 HARMLESS = (
     *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind"),
     *("disable_compile", "diversity_penalty", "early_stopping", "length_penalty", "low_memory"),
@@ -303,7 +314,7 @@ _BEAMS = "a row follows one path, not beams; pass {}=1"
 _CACHE = "tokens are kept in a cache that can roll back; drop it, or pass past_key_values="
 _PER_STEP = "a forward here reads several tokens at once and keeps no states of each; drop it"
 _SELF = "choose a recipe that drafts so: accelerate(model, recipe=...)"
-REFUSED: dict[str, tuple[Any, str]] = {  # the value that asks for nothing, and why or what instead
+REFUSED: dict[str, tuple[Any, str]] = {  # the neutral value, and the reason or alternative
     "assistant_early_exit": (None, _SELF),
     "cache_config": (None, _CACHE),
     "cache_implementation": ("dynamic", _CACHE),

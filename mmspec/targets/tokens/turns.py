@@ -1,11 +1,11 @@
-"""Caches of transformers that outlive a request: where a turn begins, and what it leaves.
+"""Multi-turn conversations: read and write a transformers cache that outlives a request.
 
-A conversation over several turns keeps one cache, filled by `generate()` or by us. We read from it
-into slots of our own, which can roll back, and write the new tokens into it when the turn is over:
-it then holds what `generate()` would have left, all tokens but the last one.
+A conversation over several turns keeps one cache, filled by `generate()` or by mmspec. Its contents
+are copied into slots, which can roll back, and the new tokens are appended to it at the end of the
+turn: it then holds the same as after `generate()`, all tokens but the last one.
 
-    turn 1    prompt  answer           cache: prompt answe
-    turn 2    prompt  answer  question answer     read anew: "r question"
+    turn 1    prompt  reply            cache: prompt repl
+    turn 2    prompt  reply  question reply     newly read: "y question"
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ from transformers.cache_utils import (
     StaticSlidingWindowLayer,
 )
 
-from mmspec import _hf
-from mmspec.targets.cache import SlotCache, bring_back, state_of, together
+from mmspec import _hf_cache
+from mmspec.targets.cache import SlotCache, copy_state, join_states, restore_state
 from mmspec.targets.slots import IndexedSlotLayer, SlotLayer, StatefulSlotLayer
 
-# what each of our layers takes up and writes into; any other layer takes up its like
+# the layers that each slot layer reads and writes; any other layer reads its own type
 _READABLE: dict[type, tuple[type, ...]] = {
     SlotLayer: (DynamicLayer, DynamicSlidingWindowLayer, StaticLayer, StaticSlidingWindowLayer),
     IndexedSlotLayer: (DynamicIndexedLayer, StaticIndexedLayer),
@@ -53,85 +53,90 @@ _FRESH = "give past_key_values=DynamicCache(config=model.config)"
 
 @dataclass(frozen=True)
 class EarlierTurns:
-    """What an earlier turn left, for a request to go on from.
+    """The cache of earlier turns that a request continues.
 
-    With `is_told` the request's `input_ids` begin with its tokens; else they are the new ones only,
-    and what stood before is known to the model alone.
+    With `is_told` the request's `input_ids` begin with the cached tokens; else they are
+    the new ones only.
     """
 
     cache: Cache
     length: int  # slots in it
-    is_told: bool
-    mask: Tensor | None = None  # (B, length) what is seen of it, where that is not told; None = all
+    includes_cached: bool
+    mask: Tensor | None = None  # (B, length) attention mask of new tokens only; None = all
 
     @classmethod
-    def of(cls, cache: Cache, inputs: Mapping[str, Any]) -> EarlierTurns:
-        """Read a request as `generate()` does.
+    def from_request(cls, cache: Cache, inputs: Mapping[str, Any]) -> EarlierTurns:
+        """Interpret a request as `generate()` does.
 
-        A mask of as many columns as `input_ids` (or none) says that these are the whole
-        conversation, as embeddings always are; a longer one, that they are its end. Raises
-        ValueError where neither leaves a token to read.
+        With an attention mask as long as `input_ids` (or none) these are the whole conversation, as
+        embeddings always are; with a longer one, they are its end. Raises ValueError if no token is
+        left to read.
         """
-        length = _hf.held(cache)
+        length = _hf_cache.cached_length(cache)
         embeds, mask = inputs.get("inputs_embeds"), inputs.get("attention_mask")
         given = int((inputs["input_ids"] if embeds is None else embeds).shape[1])
         columns = None if mask is None else int(mask.shape[1])
         if columns not in (None, given, length + given if embeds is None else None):
             raise ValueError(
-                f"attention_mask has {columns} columns for {given} input_ids behind a cache of "
+                f"attention_mask has {columns} columns for {given} input_ids after a cache of "
                 f"{length} tokens; give one of {given} with the whole conversation in input_ids, "
                 f"or of {length + given} with its new tokens only"
             )
         if columns in (None, given) and given <= length:
             raise ValueError(
-                f"past_key_values holds {length} tokens and the request has {given}, so nothing "
-                "new is there to read; pass the whole conversation as input_ids, or its new tokens "
+                f"past_key_values holds {length} tokens and the request has {given}, so there is "
+                "nothing new to read; pass the whole conversation as input_ids, or its new tokens "
                 "with an attention_mask over all"
             )
-        told = columns in (None, given)
-        return cls(cache, length, told, None if told or mask is None else mask[:, :length])
+        includes_cached = columns in (None, given)
+        return cls(
+            cache,
+            length,
+            includes_cached,
+            None if includes_cached or mask is None else mask[:, :length],
+        )
 
 
-def whole_mask(inputs: Mapping[str, Any], past: EarlierTurns | None) -> Tensor | None:
-    """The mask over all slots, earlier turns included; None where nothing is hidden."""
+def full_attention_mask(inputs: Mapping[str, Any], past: EarlierTurns | None) -> Tensor | None:
+    """The mask over all slots, earlier turns included; None = nothing is masked."""
     mask: Tensor | None = inputs.get("attention_mask")
-    if past is None or past.is_told or (mask is None and past.mask is None):
+    if past is None or past.includes_cached or (mask is None and past.mask is None):
         return mask
     ids = inputs["input_ids"]
     before = past.mask if past.mask is not None else ids.new_ones(len(ids), past.length)
     return torch.cat((before, torch.ones_like(ids) if mask is None else mask), 1)
 
 
-def prompt_slots(inputs: Mapping[str, Any], past: EarlierTurns | None) -> int:
-    """Slots that a prompt takes, earlier turns included."""
+def count_prompt_slots(inputs: Mapping[str, Any], past: EarlierTurns | None) -> int:
+    """Count the slots of a prompt, earlier turns included."""
     embeds = inputs.get("inputs_embeds")
     given = int((inputs["input_ids"] if embeds is None else embeds).shape[1])
-    return given if past is None or past.is_told else past.length + given
+    return given if past is None or past.includes_cached else past.length + given
 
 
-def unread(inputs: Mapping[str, Any], past: EarlierTurns | None) -> Mapping[str, Any]:
-    """The request with those ids alone that are in no cache yet."""
+def drop_cached_ids(inputs: Mapping[str, Any], past: EarlierTurns | None) -> Mapping[str, Any]:
+    """The request with only the ids that are not cached yet."""
     ids = inputs.get("input_ids")
-    if past is None or not past.is_told or ids is None:
+    if past is None or not past.includes_cached or ids is None:
         return inputs
     return {**inputs, "input_ids": ids[:, past.length :]}
 
 
 def check_cache(cache: Any, slots: SlotCache, batch: int) -> None:
-    """Refuse a cache that cannot be read, or is another request's. Raises ValueError."""
+    """Check that a cache can be read and belongs to the request. Raises ValueError."""
     if not isinstance(cache, Cache):
         raise ValueError(
             f"past_key_values is a {type(cache).__name__}, not a Cache of transformers; {_FRESH}"
         )
     if cache.offloading:
         raise ValueError(
-            "past_key_values offloads its layers, so its keys and values are not at hand to verify "
-            f"drafts against; {_FRESH}"
+            "past_key_values offloads its layers, so its keys and values are not available for "
+            f"verification; {_FRESH}"
         )
-    if _hf.is_uncounted(cache):
+    if _hf_cache.has_unknown_length(cache):
         raise ValueError(
-            "past_key_values holds states of recurrent layers only, which do not tell how many "
-            f"tokens they have read; {_FRESH}"
+            "past_key_values holds states of recurrent layers only, whose number of tokens is "
+            f"unknown; {_FRESH}"
         )
     if cache.layers and len(cache.layers) != len(slots.layers):
         raise ValueError(
@@ -154,25 +159,25 @@ def check_cache(cache: Any, slots: SlotCache, batch: int) -> None:
             )
 
 
-def check_room(cache: Cache, most: int) -> None:
-    """Refuse a cache that may not hold the `most` tokens of a turn. Raises ValueError."""
+def check_capacity(cache: Cache, max_tokens: int) -> None:
+    """Check that a cache can hold the `max_tokens` of a turn. Raises ValueError."""
     for layer in cache.layers:
-        if type(layer) is StaticLayer and layer.max_cache_len < most:
+        if type(layer) is StaticLayer and layer.max_cache_len < max_tokens:
             raise ValueError(
                 f"past_key_values has room for {layer.max_cache_len} tokens, and this turn may "
-                f"need {most}; give max_cache_len={most}, or a smaller max_new_tokens"
+                f"need {max_tokens}; give max_cache_len={max_tokens}, or a smaller max_new_tokens"
             )
 
 
-def load(past: EarlierTurns, slots: SlotCache) -> None:
-    """Copy what a cache holds into slots [0, past.length); a window's last slots, of a window."""
+def load_cache(past: EarlierTurns, slots: SlotCache) -> None:
+    """Copy a cache into slots [0, past.length); of a sliding window, its last slots."""
     layers: list[Any] = past.cache.layers
     for index, (layer, own) in enumerate(zip(layers, slots.layers, strict=True)):
         if not isinstance(own, SlotLayer):
-            bring_back(own, state_of(layer))
+            restore_state(own, copy_state(layer))
             continue
-        if own.is_crossed:
-            if layer.keys is not None:  # there was a picture
+        if own.is_cross_attention:
+            if layer.keys is not None:  # there was an image
                 own.update(layer.keys, layer.values)
             continue
         held = min(past.length, layer.keys.shape[-2])
@@ -182,33 +187,33 @@ def load(past: EarlierTurns, slots: SlotCache) -> None:
                 f"layer {index} of past_key_values holds the last {held} of {past.length} "
                 f"tokens, and the model attends to {needed}; {_FRESH}"
             )
-        for name, states in _slotted(layer, own).items():
+        for name, states in _buffer_states(layer, own).items():
             states = states[:, :, :held]
             own.allocate(**{name: states})
             getattr(own, name)[:, :, past.length - held : past.length] = states
         if isinstance(own, StatefulSlotLayer):
-            bring_back(own, _states(layer))
+            restore_state(own, _states(layer))
 
 
-def release(rows: Sequence[SlotCache], config: Any, cache: Cache | None, stop: int) -> Cache:
-    """Write slots up to `stop` behind what `cache` holds, of all rows; into a new one for None.
+def write_cache(rows: Sequence[SlotCache], config: Any, cache: Cache | None, stop: int) -> Cache:
+    """Append the slots up to `stop` of all rows to `cache`, or to a new one for None.
 
-    `rows` are the slots of the batch, or of each row. The cache is left as a model would leave it.
+    `rows` are the slots of the batch, or of each row. The cache is as after the model's own steps.
     """
     cache = DynamicCache(config=config) if cache is None else cache
-    start = _hf.held(cache)
+    start = _hf_cache.cached_length(cache)
     for index, layers in enumerate(zip(*(slots.layers for slots in rows), strict=True)):
         own, found = layers[0], cast(Any, cache.layers)
         if not isinstance(own, SlotLayer):
-            bring_back(found[index], together([state_of(layer) for layer in layers]))
+            restore_state(found[index], join_states([copy_state(layer) for layer in layers]))
             continue
         new = {
             name: torch.cat([getattr(layer, name)[:, :, start:stop] for layer in layers])
-            for name in own.written()
+            for name in own.buffer_names()
         }
         if new:
             cache.update(new["keys"], new["values"], index)
-        elif own.is_crossed and own.is_initialized and not start:
+        elif own.is_cross_attention and own.is_initialized and not start:
             keys, values = (torch.cat([getattr(x, n) for x in layers]) for n in ("keys", "values"))
             cache.update(keys, values, index)
         if "index" in new:
@@ -218,12 +223,12 @@ def release(rows: Sequence[SlotCache], config: Any, cache: Cache | None, stop: i
             both = more if before is None else torch.cat((before, more), -1)
             found[index].indexer_position_ids = both
         if isinstance(own, StatefulSlotLayer):
-            bring_back(found[index], together([state_of(layer) for layer in layers]))
+            restore_state(found[index], join_states([copy_state(layer) for layer in layers]))
     return cache
 
 
-def _slotted(layer: Any, own: SlotLayer) -> dict[str, Tensor]:  # (B, heads, L, width) each
-    """What a layer of transformers holds, by the names of our buffers."""
+def _buffer_states(layer: Any, own: SlotLayer) -> dict[str, Tensor]:  # (B, heads, L, width) each
+    """The states of a transformers layer, by the names of the slot buffers."""
     found: dict[str, Tensor] = {"keys": layer.keys, "values": layer.values}
     if isinstance(own, IndexedSlotLayer):
         if layer.indexer_keys is not None:
@@ -234,6 +239,6 @@ def _slotted(layer: Any, own: SlotLayer) -> dict[str, Tensor]:  # (B, heads, L, 
 
 
 def _states(layer: Any) -> dict[str, Any]:
-    """The convolution and recurrent states of a layer that attends, too."""
+    """The convolution and recurrent states of a layer with attention."""
     names = vars(LinearAttentionLayer())
-    return {name: value for name, value in state_of(layer).items() if name in names}
+    return {name: value for name, value in copy_state(layer).items() if name in names}

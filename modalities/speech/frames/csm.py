@@ -1,4 +1,4 @@
-"""CSM: a backbone says the first code of a frame, a small depth decoder the others."""
+"""CSM: a backbone predicts the first code of a frame, a small depth decoder the others."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 from transformers import DynamicCache
 
-from mmspec import _hf
+from mmspec import _hf, _hf_cache
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.sampling import Sampling
 from mmspec.modalities.speech.codecs import Codec
-from mmspec.modalities.speech.frames.asked import drawn
+from mmspec.modalities.speech.frames.settings import sampling_arguments
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.frames.frame_distributions import DepthDistribution
 from mmspec.targets.frames.frames import FrameMemory, FrameSettings, FrameStop, Outputs
@@ -23,7 +23,7 @@ from mmspec.targets.frames.frames import FrameMemory, FrameSettings, FrameStop, 
 
 @dataclass(frozen=True, eq=False)
 class CsmReader:
-    """A frame is whole when all its codes are said; it ends speech if all but the last are EOS."""
+    """Reader of CSM. One token is one frame; a frame of EOS in all books but the last ends it."""
 
     model: Any
     is_parallel = False
@@ -38,7 +38,7 @@ class CsmReader:
         return int(self.model.config.vocab_size)
 
     @property
-    def least(self) -> int:
+    def min_tokens(self) -> int:
         """New tokens of one frame."""
         return 1
 
@@ -50,21 +50,21 @@ class CsmReader:
     def begin(
         self, inputs: Mapping[str, Any], settings: FrameSettings
     ) -> tuple[list[FrameMemory], list[Outputs]]:
-        """Read the prompts, sounds of earlier speech among them, without their padding."""
+        """Prefill the prompts, audio of earlier turns included, without their padding."""
         ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-        mask = _hf.inferred_mask(self.model, ids) if mask is None else mask
+        mask = _hf.infer_mask(self.model, ids) if mask is None else mask
         mask = torch.ones_like(ids) if mask is None else mask
         memories, outputs = [], []
         for row in range(len(ids)):
             own = ids[row][mask[row].bool()][None]
             cache = SlotCache(self.model.config, own.shape[1] + 64)
             cache.plan_uniform(0, own.shape[1])
-            heard = {
+            audio = {
                 name: inputs[name][row : row + 1]
                 for name in ("input_values", "input_values_cutoffs")
                 if inputs.get(name) is not None
             }
-            outputs.append(self._read(cache, own, 1, **heard))
+            outputs.append(self._read(cache, own, 1, **audio))
             memories.append(FrameMemory(cache, own.shape[1]))
         return memories, outputs
 
@@ -72,15 +72,14 @@ class CsmReader:
         """Logits (n, V) of first codes, and states (n, H) for the depth decoder."""
         return self._read(memory.cache, frames[None], len(frames))
 
-    def _read(self, cache: SlotCache, ids: Tensor, count: int, **heard: Any) -> Outputs:
+    def _read(self, cache: SlotCache, ids: Tensor, count: int, **audio: Any) -> Outputs:
         out = self.model(
             input_ids=ids,
-            past_key_values=cache,
             use_cache=True,
             output_hidden_states=True,
             logits_to_keep=count,
             return_dict=True,
-            **heard,
+            **{_hf_cache.CACHE_NAME: cache, **audio},
         )
         return out.logits[0], out.hidden_states[-1][0, -count:]
 
@@ -99,30 +98,36 @@ class CsmReader:
         return WholeFrames(self.books, self.stop(most))
 
     def steps(self, frames: int) -> int:
-        """New tokens that so many frames take."""
+        """New tokens of so many frames."""
         return frames
 
-    def left(self, length: int, ids: Tensor) -> int:
-        """New tokens where a configuration limits them together with the prompt's (B, L)."""
+    def remaining_tokens(self, length: int, ids: Tensor) -> int:
+        """New tokens if `length` includes the prompt (B, L)."""
         return length - ids.shape[1]
 
-    def own_sound(self, inputs: Mapping[str, Any], settings: FrameSettings) -> list[Tensor]:
-        """What the model's own `generate()` gives, per row (S,), to the frame that ends speech."""
-        own = copy(self.model)  # it writes the settings of its depth decoder into that
+    def generate_audio(self, inputs: Mapping[str, Any], settings: FrameSettings) -> list[Tensor]:
+        """Waveforms of the model's own `generate()`, per row (S,), up to the end frame."""
+        own = copy(self.model)  # `generate()` changes the settings of its depth decoder
         own.depth_decoder = copy(own.depth_decoder)
         own.depth_decoder.generation_config = deepcopy(own.depth_decoder.generation_config)
-        depth = {f"depth_decoder_{name}": one for name, one in drawn(settings.depth).items()}
-        how = {"max_new_tokens": settings.most, **drawn(settings.sampling), **depth}
-        rows, framing = own.generate(**inputs, **how), self.framing(settings.most)
-        return [self.codec().decode(framing.until_end(row)) for row in rows]
+        depth = sampling_arguments(settings.depth).items()
+        options = {
+            "max_new_tokens": settings.max_frames,
+            **sampling_arguments(settings.sampling),
+            **{f"depth_decoder_{name}": one for name, one in depth},
+        }
+        rows, framing = own.generate(**inputs, **options), self.framing(settings.max_frames)
+        return [self.codec().decode(framing.cut_at_end(row)) for row in rows]
 
     def codec(self) -> Codec:
         return Codec.of(self.model.codec_model)
 
-    def prepared(self, processor: Any, texts: Sequence[str], voice: str | None) -> dict[str, Any]:
-        """Texts as turns of a speaker, "0" if none is named."""
-        who = "0" if voice is None else voice
-        turns = [[{"role": who, "content": [{"type": "text", "text": text}]}] for text in texts]
+    def apply_processor(
+        self, processor: Any, texts: Sequence[str], voice: str | None
+    ) -> dict[str, Any]:
+        """Texts as turns of a speaker, by default "0"."""
+        role = "0" if voice is None else voice
+        turns = [[{"role": role, "content": [{"type": "text", "text": text}]}] for text in texts]
         made = processor.apply_chat_template(
             turns, tokenize=True, return_dict=True, padding=True, return_tensors="pt"
         )
@@ -131,7 +136,7 @@ class CsmReader:
 
 @dataclass(frozen=True)
 class CsmDepth:
-    """The depth decoder: its place 0 is the state of the backbone."""
+    """The depth decoder; its position 0 holds the state of the backbone."""
 
     model: Any
     sampling: Sampling
@@ -152,37 +157,37 @@ class CsmDepth:
         out = self.model(
             ids,
             backbone_last_hidden_state=states,
-            past_key_values=memory["cache"],
             use_cache=True,
             logits_to_keep=1,
+            **{_hf_cache.CACHE_NAME: memory["cache"]},
         )
         return self.sampling.distribution(out.logits)[:, 0]
 
 
 @dataclass(frozen=True)
 class WholeFrames:
-    """Frames as they are said; the one that ends speech does not sound."""
+    """Frames of one token each; the end frame is not decoded."""
 
     books: int
     stop: FrameStop
     latest = 0
 
     def codes(self, tokens: Sequence[Tensor]) -> Tensor:  # (K, T)
-        count = self.whole(tokens)
+        count = self.count_frames(tokens)
         if not count:
             return torch.zeros(self.books, 0, dtype=torch.int64)
         return torch.stack(list(tokens[:count]), -1)
 
-    def until_end(self, frames: Tensor) -> Tensor:  # (T, K) -> (K, T')
-        """What sounds of a row that was padded behind its end."""
+    def cut_at_end(self, frames: Tensor) -> Tensor:  # (T, K) -> (K, T')
+        """The frames of a padded row before its end frame."""
         ended = frames[:, : self.stop.books].eq(self.stop.eos or 0).all(-1).int()
         return frames[: int(ended.argmax()) if bool(ended.any()) else len(frames)].T
 
-    def whole(self, tokens: Sequence[Tensor]) -> int:
+    def count_frames(self, tokens: Sequence[Tensor]) -> int:
         return len(tokens) - self._has_ended(tokens)
 
     def is_over(self, tokens: Sequence[Tensor]) -> bool:
-        return len(tokens) >= self.stop.most or self._has_ended(tokens)
+        return len(tokens) >= self.stop.max_frames or self._has_ended(tokens)
 
     def _has_ended(self, tokens: Sequence[Tensor]) -> bool:
         return bool(tokens) and bool(tokens[-1][: self.stop.books].eq(self.stop.eos or 0).all())

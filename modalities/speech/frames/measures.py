@@ -1,4 +1,4 @@
-"""How models of several codebooks are measured: what they say, and who says it beside them."""
+"""Workloads and certificates of audio models of several codebooks."""
 
 from __future__ import annotations
 
@@ -9,41 +9,46 @@ from typing import Any
 
 import torch
 
-from mmspec.api import Accelerated, accelerate
+from mmspec.accelerated import Accelerated
+from mmspec.api import accelerate
 from mmspec.bench import checks
 from mmspec.bench.certificate import Check, Trial, outcome
 from mmspec.bench.frequency import Subject
-from mmspec.bench.workload import repeated
-from mmspec.drafters.plain import Silent
+from mmspec.bench.workload import repeat_prompts
+from mmspec.drafters.plain import NoDraft
 from mmspec.modalities.common import measures
-from mmspec.modalities.speech.frames import toys
-from mmspec.modalities.speech.judging import OwnAudio, heard, timing
-from mmspec.modalities.speech.spoken import Speech
+from mmspec.modalities.speech.audio_quality import (
+    ReferenceAudio,
+    recognition_quality,
+    speech_timing,
+)
+from mmspec.modalities.speech.frames import tiny_models
+from mmspec.modalities.speech.speech_loop import Speech
 from mmspec.modality import Runner, RunResult, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
 TEXTS = ("A calm piano over soft rain.",)
-MOST = 500  # samples of a tiny model
-APART = 1e-4  # of samples: rounding of the same codes in other batches
+MAX_SAMPLES = 500  # of a tiny model
+TOLERANCE = 1e-4  # of waveforms: rounding of the same codes in other batches
 Request = Mapping[str, Any]
 
 
 def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
-    """What the user asks for, or a text that suits models that play."""
+    """The user's prompts, by default a text for music models."""
     batch = selection.batch
-    asked = repeated(selection.prompts or TEXTS, batch)
-    requests = [formatter.request(group) for group in asked]
+    prompts = repeat_prompts(selection.prompts or TEXTS, batch)
+    requests = [formatter.request(group) for group in prompts]
     return of_requests(model, requests, batch, formatter.processor)
 
 
 def of_requests(
     model: Any, requests: Sequence[Request], batch: int = 1, processor: Any = None
 ) -> Workload:
-    """Requests are arguments of `synthesize`."""
+    """A workload of arguments of `synthesize`."""
     plain = accelerate(model, "frame-plain", processor=processor)
-    qualities, missing = heard(requests)
-    more = {"missing": missing, "qualities": qualities, "extras": timing, "batch": batch}
-    return measures.raced(requests, plain, SpeculativeFrames, OwnFrames, **more)
+    qualities, missing = recognition_quality(requests)
+    more = {"missing": missing, "qualities": qualities, "extras": speech_timing, "batch": batch}
+    return measures.race_workload(requests, plain, SpeculativeFrames, OwnFrames, **more)
 
 
 class SpeculativeFrames(Speculative):
@@ -57,68 +62,68 @@ class SpeculativeFrames(Speculative):
 
 @dataclass(frozen=True)
 class OwnFrames(Runner):
-    """The model's own `generate()`, which hands out sound."""
+    """The model's own `generate()`, which returns waveforms."""
 
     plain: Accelerated
 
     def run(self, request: Request, seed: int) -> RunResult:
         session = self.plain.session
-        inputs, how = session.asked(request)
+        inputs, options = session.prepare_arguments(request)
         torch.manual_seed(seed)
-        waveforms = session.reader.own_sound(inputs, how)
-        sound = OwnAudio(waveforms, session.codec.sampling_rate)
+        waveforms = session.reader.generate_audio(inputs, options)
+        sound = ReferenceAudio(waveforms, session.codec.sampling_rate)
         frames = sum(len(one) // session.codec.hop for one in waveforms)
         steps = session.reader.steps(frames // len(waveforms))
         return RunResult(None, len(waveforms) * steps, steps - 1, output=sound)
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
-    """Tiny models of both sorts are counted; equality is asked of the user's own, if there is one.
+    """Frequency tests on tiny models of both kinds, equality tests on the user's model if given.
 
     Raises ValueError for a recipe that cannot be bound to them.
     """
     small = dict[str, Accelerated]()
-    for name in toys.MODELS:
+    for name in tiny_models.MODELS:
         try:
-            small[name] = toys.bound(recipe, name, 0)
+            small[name] = tiny_models.bind_recipe(recipe, name, 0)
         except ValueError:
-            if name == list(toys.MODELS)[-1] and not small:
+            if name == list(tiny_models.MODELS)[-1] and not small:
                 raise
     return next(iter(small.values())).recipe, _checks(recipe, small, trial)
 
 
 def _checks(recipe: Recipe, small: Mapping[str, Accelerated], trial: Trial) -> Iterator[Check]:
-    ways = {"this model": trial.fast} if trial.fast is not None else small
-    for name, fast in ways.items():
+    models = {"this model": trial.fast} if trial.fast is not None else small
+    for name, fast in models.items():
         plan, mine = fast.recipe, SpeculativeFrames(fast)
-        requests = trial.requests or [toys.asked()]
+        requests = trial.requests or [tiny_models.tiny_request()]
         yield _greedy(name, fast, requests)
         plain: Runner | None = None
-        if not isinstance(fast.session.drafter, Silent):
+        if not isinstance(fast.session.drafter, NoDraft):
             other = accelerate(fast.model, "frame-plain", processor=fast.session.processor)
             plain = SpeculativeFrames(other)
         found = checks.seeded_equality(plan, plain, mine, requests, trial)
         yield Check(f"seeded equality, {name}", found.outcome, found.detail)
-    few = replace(trial, samples=min(trial.samples, MOST))  # rows are read one by one
+    few = replace(trial, samples=min(trial.samples, MAX_SAMPLES))  # rows are decoded one by one
     for name in small:
         found = checks.frequency(small[name].recipe, partial(_subject, recipe, name), few, "codes")
         yield Check(f"frequencies, {name}", found.outcome, found.detail, found.distance)
 
 
 def _subject(recipe: Recipe, name: str, seed: int) -> Subject:
-    return toys.speaking(toys.bound(recipe, name, seed), name)
+    return tiny_models.speech_subject(tiny_models.bind_recipe(recipe, name, seed), name)
 
 
 def _greedy(name: str, fast: Accelerated, requests: Sequence[Request]) -> Check:
-    """Greedy sound against that of the model's own `generate()`."""
-    apart = 0.0
+    """Compare greedy waveforms with those of the model's own `generate()`."""
+    largest = 0.0
     for request in requests:
         greedy = {**{n: v for n, v in request.items() if n != "temperature"}, "do_sample": False}
         mine: Speech = fast.synthesize(**greedy)
-        wanted = OwnFrames(fast).run(greedy, 0).output.waveforms
-        for one, other in zip(mine.waveforms, wanted, strict=True):
-            same = len(one) == len(other)
-            gap = (one - other).abs().amax() if same and len(one) else float(not same)
-            apart = max(apart, float(gap))
-    detail = f"samples differ from those of generate() by {apart:.1e} at most"
-    return Check(f"greedy equality, {name}", outcome(fast.recipe, apart <= APART), detail)
+        expected = OwnFrames(fast).run(greedy, 0).output.waveforms
+        for one, other in zip(mine.waveforms, expected, strict=True):
+            is_same = len(one) == len(other)
+            difference = (one - other).abs().amax() if is_same and len(one) else float(not is_same)
+            largest = max(largest, float(difference))
+    detail = f"samples differ from those of generate() by {largest:.1e} at most"
+    return Check(f"greedy equality, {name}", outcome(fast.recipe, largest <= TOLERANCE), detail)

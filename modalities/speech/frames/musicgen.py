@@ -1,4 +1,4 @@
-"""MusicGen: a decoder of K codebooks in a delay pattern, behind a text encoder, often guided."""
+"""MusicGen: a decoder of K codebooks in a delay pattern, conditioned on text, often guided."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from torch import Tensor
 from transformers import DynamicCache, EncoderDecoderCache
 from transformers.modeling_outputs import BaseModelOutput
 
-from mmspec import _hf
+from mmspec import _hf, _hf_cache
 from mmspec.distributions.sampling import guide
 from mmspec.modalities.speech.codecs import Codec
-from mmspec.modalities.speech.frames.asked import drawn
+from mmspec.modalities.speech.frames.settings import sampling_arguments
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.frames.frame_distributions import FREE, ParallelDistribution
 from mmspec.targets.frames.frames import FrameMemory, FrameSettings, FrameStop, Outputs
@@ -25,11 +25,11 @@ Encode = Callable[[Any, Mapping[str, Any], float], tuple[Tensor, Tensor | None]]
 
 @dataclass(frozen=True, eq=False)
 class MusicgenReader:
-    """Book k of frame t is said at step t + k; what has no frame is forced, see `forced`.
+    """Reader of MusicGen: book k of frame t is predicted at step t + k.
 
-    `encode` gives states (B, L, D) of texts, doubled if guided, and a mask where the decoder
-    attends to them; none where they stand before the frames (MusicGen Melody). Raises ValueError
-    for stereo, whose books are interleaved.
+    Codes without a frame are fixed, see `forced_codes`. `encode` returns states (B, L, D) of texts,
+    doubled if guided, and a mask if the decoder attends to them; no mask if they are a prefix of
+    the frames (MusicGen Melody). Raises ValueError for stereo, whose books are interleaved.
     """
 
     model: Any
@@ -41,8 +41,8 @@ class MusicgenReader:
         channels = self.model.decoder.config.audio_channels
         if channels != 1:
             raise ValueError(
-                f"{type(self.model).__name__} speaks {channels} channels, whose books are "
-                "interleaved; only one channel is read here: use model.generate()"
+                f"{type(self.model).__name__} generates {channels} channels, whose books are "
+                "interleaved; only one channel is supported: use model.generate()"
             )
 
     @property
@@ -58,13 +58,13 @@ class MusicgenReader:
         return int(self.config.vocab_size)
 
     @property
-    def least(self) -> int:
+    def min_tokens(self) -> int:
         """New tokens of one frame."""
         return 2 * self.books - 2
 
     @property
     def start(self) -> int:
-        """What stands where no code is."""
+        """The id at positions without a code."""
         found = self.model.generation_config.decoder_start_token_id
         return int(self.config.vocab_size if found is None else found)
 
@@ -80,40 +80,39 @@ class MusicgenReader:
     def begin(
         self, inputs: Mapping[str, Any], settings: FrameSettings
     ) -> tuple[list[FrameMemory], list[Outputs]]:
-        """Encode the texts, once, and read the step that stands before all frames."""
-        guided = settings.guidance > 1
+        """Encode the texts once, and read the start step."""
+        is_guided = settings.guidance > 1
         states, mask = self.encode(self.model, inputs, settings.guidance)
-        batch = len(states) // (1 + guided)
+        batch = len(states) // (1 + is_guided)
         memories, outputs = [], []
         first = torch.full((1, self.books), self.start, device=states.device)
         for row in range(batch):
-            rows = [row, batch + row] if guided else [row]
+            rows = [row, batch + row] if is_guided else [row]
             cache = SlotCache(self.config)
-            told: dict[str, Any] = {"encoder_hidden_states": states[rows]}
+            prefix: dict[str, Any] = {"encoder_hidden_states": states[rows]}
             carried: dict[str, Any] = {"scale": settings.guidance, "branches": len(rows)}
             length, beside = states.shape[1], cast(Any, cache)
             if mask is not None:  # the decoder attends to the text at every step
                 whole = BaseModelOutput(last_hidden_state=states[rows])
                 carried |= {"encoder_outputs": whole, "attention_mask": mask[rows]}
-                told, length = {}, 0
+                prefix, length = {}, 0
                 beside = EncoderDecoderCache(cache, DynamicCache(config=self.config))
-            memory = FrameMemory(cache, 0, 0, {**carried, **told}, beside)
+            memory = FrameMemory(cache, 0, 0, {**carried, **prefix}, beside)
             memory.plan(length + 1)
             outputs.append(self.read(memory, first))
-            memory.prompt, memory.carried = length + 1, carried
+            memory.prompt, memory.step_inputs = length + 1, carried
             memories.append(memory)
         return memories, outputs
 
     def read(self, memory: FrameMemory, frames: Tensor) -> Outputs:  # (n, K) -> logits (n, K, V)
-        """One pass; under guidance of both branches, side by side."""
-        carried = dict(memory.carried)
+        """One forward; under guidance both branches in one batch."""
+        carried = dict(memory.step_inputs)
         scale, branches = carried.pop("scale"), carried.pop("branches")
         logits = self.model(
             decoder_input_ids=frames.T.repeat(branches, 1),
-            past_key_values=memory.beside,
             use_cache=True,
             return_dict=True,
-            **carried,
+            **{_hf_cache.CACHE_NAME: memory.model_cache, **carried},
         ).logits[:, -len(frames) :]
         each = logits.reshape(branches, self.books, *logits.shape[1:]).transpose(1, 2)
         return (guide(each[0], each[1] if branches > 1 else None, scale),)
@@ -124,10 +123,13 @@ class MusicgenReader:
         logits = outputs[0]  # (B, M, K, V)
         codes = settings.sampling.distribution(logits.flatten(1, 2))
         split = type(codes)(codes.scores.view(logits.shape), codes.hard)
-        return ParallelDistribution(split, self.forced(steps, settings.most))
+        return ParallelDistribution(split, self.forced_codes(steps, settings.max_frames))
 
-    def forced(self, steps: Tensor, most: int) -> Tensor:  # (B, M) -> (B, M, K)
-        """Book k has codes at steps k to k + T - 1, of T = most + 1 - K frames."""
+    def forced_codes(self, steps: Tensor, most: int) -> Tensor:  # (B, M) -> (B, M, K)
+        """Codes that the delay pattern fixes, else FREE.
+
+        Book k is free at steps k to k + T - 1, of T = most + 1 - K frames.
+        """
         book = torch.arange(self.books, device=steps.device)
         frame = steps[..., None] - book
         return torch.where((frame >= 0) & (frame < most + 1 - self.books), FREE, self.start)
@@ -139,33 +141,35 @@ class MusicgenReader:
         return DelayedFrames(self.books, most)
 
     def steps(self, frames: int) -> int:
-        """New tokens that so many frames take."""
+        """New tokens of so many frames."""
         return frames + self.books - 1
 
-    def left(self, length: int, ids: Tensor) -> int:
-        """New tokens where a configuration limits them: its `generate()` counts no start."""
+    def remaining_tokens(self, length: int, ids: Tensor) -> int:
+        """New tokens if a configuration sets `length`, which excludes the start step."""
         return length
 
-    def own_sound(self, inputs: Mapping[str, Any], settings: FrameSettings) -> list[Tensor]:
-        """What the model's own `generate()` gives, per row (S,)."""
-        how = {"guidance_scale": settings.guidance, "max_new_tokens": settings.most}
-        made = self.model.generate(**inputs, **how, **drawn(settings.sampling))
+    def generate_audio(self, inputs: Mapping[str, Any], settings: FrameSettings) -> list[Tensor]:
+        """Waveforms of the model's own `generate()`, per row (S,)."""
+        options = {"guidance_scale": settings.guidance, "max_new_tokens": settings.max_frames}
+        made = self.model.generate(**inputs, **options, **sampling_arguments(settings.sampling))
         return list(made[:, 0].float().cpu())
 
     def codec(self) -> Codec:
         return Codec.of(self.model.audio_encoder)
 
-    def prepared(self, processor: Any, texts: Sequence[str], voice: str | None) -> dict[str, Any]:
-        """Texts as the text encoder reads them. Raises ValueError for a voice."""
+    def apply_processor(
+        self, processor: Any, texts: Sequence[str], voice: str | None
+    ) -> dict[str, Any]:
+        """Inputs of the text encoder. Raises ValueError for a voice."""
         if voice is not None:
-            raise ValueError(f"voice={voice!r}: MusicGen has no speakers; leave it out")
+            raise ValueError(f"voice={voice!r}: MusicGen has no speakers; drop it")
         made = processor(text=list(texts), padding=True, return_tensors="pt")
         return {name: made[name] for name in ("input_ids", "attention_mask")}
 
 
 @dataclass(frozen=True)
 class DelayedFrames:
-    """Frames out of steps in which book k comes k steps late."""
+    """Frames from steps in which book k is delayed by k steps."""
 
     books: int
     most: int
@@ -175,13 +179,13 @@ class DelayedFrames:
         return self.books - 1
 
     def codes(self, tokens: Sequence[Tensor]) -> Tensor:  # (K, T)
-        count = self.whole(tokens)
+        count = self.count_frames(tokens)
         if not count:
             return torch.zeros(self.books, 0, dtype=torch.int64)
         steps = torch.stack(list(tokens))
         return torch.stack([steps[book : book + count, book] for book in range(self.books)])
 
-    def whole(self, tokens: Sequence[Tensor]) -> int:
+    def count_frames(self, tokens: Sequence[Tensor]) -> int:
         return max(min(len(tokens), self.most) - self.latest, 0)
 
     def is_over(self, tokens: Sequence[Tensor]) -> bool:

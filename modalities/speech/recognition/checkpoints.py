@@ -1,4 +1,4 @@
-"""Load the recognisers of the zoo."""
+"""Load the bundled recognisers."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ import torch
 import transformers
 
 from mmspec.modality import Entry
-from mmspec.zoo.loading import pretrained
+from mmspec.zoo.catalogue import load_pretrained
 
 
 def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:
-    """A model of the class that its folder names."""
+    """A model of the class named in the configuration of its folder."""
     [name] = transformers.AutoConfig.from_pretrained(folder, local_files_only=True).architectures
-    return pretrained(getattr(transformers, name), folder, dtype)
+    return load_pretrained(getattr(transformers, name), folder, dtype)
 
 
 def processor(entry: Entry, folder: Path) -> Any:
-    """Feature extractor and tokenizer; a drafter's folder has its target's."""
+    """Feature extractor and tokenizer; the folder of a draft model holds those of its target."""
     return transformers.AutoProcessor.from_pretrained(folder, local_files_only=True)

@@ -1,4 +1,4 @@
-"""From what is typed to features of a sound, and from tokens to words and a picture of them."""
+"""Requests from command-line settings; output as text and spectrograms."""
 
 from __future__ import annotations
 
@@ -9,34 +9,36 @@ from typing import Any
 import torch
 
 from mmspec.modalities.common import doctor_tokens, formatting
-from mmspec.modalities.speech.recognition import RecognitionSettings, hearing, own_generate
-from mmspec.modalities.speech.recognition.families import reader
-from mmspec.modalities.speech.recognition.plug import load, session
+from mmspec.modalities.speech import RecognitionSettings
+from mmspec.modalities.speech.recognition import inputs
+from mmspec.modalities.speech.recognition.plug import load, make_reader, session
+from mmspec.modalities.speech.recognition.whisper_generate import has_whisper_generate
 from mmspec.modalities.speech.sound import Sound, read
-from mmspec.modalities.speech.spectrogram import spectrogram
+from mmspec.modalities.speech.spectrogram import draw_spectrogram
 from mmspec.modality import Finding
 
 
-class RecogniserFormatter:
-    """Asks one model what is said in the sound that the settings name."""
+class RecognitionFormatter:
+    """Requests to transcribe the recording of the settings."""
 
     def __init__(
         self, source: str, model: Any, settings: RecognitionSettings, **options: Any
     ) -> None:
         self.source, self.model, self.settings = source, model, settings
         self.sound = None if settings.audio is None else read(settings.audio)
-        self.processor = formatting.processor(source, model, True, **options)
+        self.processor = formatting.load_processor(source, model, True, **options)
 
     @property
     def sampling(self) -> dict[str, Any]:
         """Arguments of every call."""
         settings, made = self.settings, dict[str, Any]()
-        if own_generate.is_own(self.model):
-            told = {"language": settings.language, "task": settings.task}
-            made |= {name: value for name, value in told.items() if value is not None}
+        if has_whisper_generate(self.model):
+            options = {"language": settings.language, "task": settings.task}
+            made |= {name: value for name, value in options.items() if value is not None}
         elif settings.task is not None or settings.timestamps:
             raise ValueError(
-                f"--task and --timestamps are Whisper's, and {self.source} is none; drop them"
+                f"--task and --timestamps are options of Whisper, which {self.source} is not; "
+                "drop them"
             )
         made["do_sample"] = settings.temperature > 0
         if settings.temperature > 0:
@@ -46,70 +48,72 @@ class RecogniserFormatter:
     def request(
         self, prompts: Sequence[str], sounds: Sequence[Sound] | None = None
     ) -> dict[str, Any]:
-        """Tensors of the sounds, one per prompt, and the sampling.
+        """Input tensors, one recording per prompt, and sampling arguments.
 
-        `sounds` take the place of the one of the settings. Raises ValueError where there is none.
+        The default of `sounds` is the recording of the settings. Raises ValueError without one.
         """
-        heard = [self.heard] * len(prompts) if sounds is None else sounds
-        said = next((one for one in prompts if one.strip()), None)
-        told = None if own_generate.is_own(self.model) else self.settings.language
-        made = hearing.inputs(self.model, self.processor, heard, said, told)
-        limit, is_timed = hearing.window(self.processor), self.settings.timestamps
-        if own_generate.is_own(self.model) and hearing.times(self.model, heard, limit, is_timed):
+        sounds = [self.audio] * len(prompts) if sounds is None else sounds
+        prompt = next((one for one in prompts if one.strip()), None)
+        is_whisper = has_whisper_generate(self.model)
+        language = None if is_whisper else self.settings.language
+        made = inputs.prepare_inputs(self.model, self.processor, sounds, prompt, language)
+        window, is_timed = inputs.window_seconds(self.processor), self.settings.timestamps
+        if is_whisper and inputs.needs_timestamps(self.model, sounds, window, is_timed):
             made["return_timestamps"] = True
-        most = self.settings.max_new_tokens
-        room = hearing.room(self.model, heard) if most is None else {"max_new_tokens": most}
-        return {**made, **self.sampling, **room}
+        limit = self.settings.max_new_tokens
+        length = inputs.default_length(self.model, sounds)
+        if limit is not None:
+            length = {"max_new_tokens": limit}
+        return {**made, **self.sampling, **length}
 
     @property
-    def heard(self) -> Sound:
-        """The sound of the settings. Raises ValueError where there is none."""
+    def audio(self) -> Sound:
+        """The recording of the settings. Raises ValueError if there is none."""
         if self.sound is None:
-            raise ValueError(f"{self.source} writes what it hears; give --audio a sound file")
+            raise ValueError(f"{self.source} transcribes audio; give --audio a file")
         return self.sound
 
-    def words(self, tokens: Sequence[int]) -> str:
-        """New tokens as text, without marks of language, task or time."""
-        return hearing.words(self.processor, tokens)
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Decode new tokens without special tokens."""
+        return inputs.decode(self.processor, tokens)
 
     def text(self, output: Any) -> str:
-        """What was said in a single sound."""
-        return self.words(self._answer(output))
+        """The transcript of a single recording."""
+        return self.decode(self._select_new_tokens(output))
 
     def data(self, output: Any) -> dict[str, Any]:
-        """The new tokens of a single sound."""
-        return {"tokens": self._answer(output)}
+        """The new tokens of a single recording."""
+        return {"tokens": self._select_new_tokens(output)}
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """The spectrogram, in the colour of the round that brought each part of the transcript.
+        """The spectrogram, coloured by the round in which each token was accepted.
 
-        Tokens are spread evenly over the sound, in the order they were written: where in it they
-        were heard is not known. Raises ValueError for others than Whisper, of which no rounds are
-        noted.
+        Tokens are spread evenly over the recording, in the order of the transcript, since their
+        times are not known. Raises ValueError for models other than Whisper.
         """
-        if not own_generate.is_own(self.model):
+        if not has_whisper_generate(self.model):
             raise ValueError(
-                f"--out draws the rounds of Whisper, and {self.source} is none; drop it"
+                f"--out renders the rounds of Whisper, which {self.source} is not; drop it"
             )
         turns = [turn for turn, count in enumerate(output.rounds) for _ in range(count)]
-        sound = self.heard
-        picture = spectrogram(sound.samples, torch.tensor(turns), sound.rate_hz, "tokens")
+        sound = self.audio
+        picture = draw_spectrogram(sound.samples, torch.tensor(turns), sound.rate_hz, "tokens")
         picture.save(path)
         return (path,)
 
-    def _answer(self, output: Any) -> list[int]:
+    def _select_new_tokens(self, output: Any) -> list[int]:
         row: list[int] = output.sequences[0].tolist()
-        return row if own_generate.is_own(self.model) else row[-output.stats.num_new_tokens :]
+        return row if has_whisper_generate(self.model) else row[-output.stats.num_new_tokens :]
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """A draft model or head for a model. Raises ValueError for what is neither."""
-    return formatting.load_drafter(model, source, load, **options)
+    """Load a draft model or head. Raises ValueError for what is neither."""
+    return formatting.load_drafter(model, source, load, make_reader, **options)
 
 
-formatter = RecogniserFormatter
+formatter = RecognitionFormatter
 
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
-    """What can be said of a model, or of a pair, without reading weights."""
-    return doctor_tokens.examine(target, drafter, session, reader)
+    """Findings about a model, or a pair, without reading weights."""
+    return doctor_tokens.examine(target, drafter, session, make_reader)

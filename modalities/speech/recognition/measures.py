@@ -1,4 +1,4 @@
-"""How recognisers are measured: what they hear, by whom, and who answers beside them."""
+"""Workloads and certificates of speech recognition models."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from time import perf_counter
 from typing import Any
 
 from mmspec.bench.certificate import Check, Trial
-from mmspec.bench.workload import grouped
+from mmspec.bench.workload import group_batches
 from mmspec.modalities.common import measures
-from mmspec.modalities.speech.recognition import toys, word_errors
+from mmspec.modalities.speech.recognition import tiny_models, word_errors
 from mmspec.modalities.speech.recordings import recordings
 from mmspec.modalities.speech.sound import Sound
 from mmspec.modalities.speech.utterances import RATE_HZ
@@ -21,83 +21,85 @@ from mmspec.recipe import Recipe
 
 @dataclass(frozen=True)
 class TimedTexts:
-    """What a contestant wrote, and how long it took."""
+    """Transcripts, and the seconds that they took."""
 
     texts: list[str]
     seconds: float
 
 
 @dataclass(frozen=True)
-class Listening:
-    """A contestant whose answers are read as words and timed."""
+class TranscribingRunner:
+    """A runner whose tokens are decoded to text and timed."""
 
     inner: Runner
-    words: Any  # tokens -> text
+    decode: Any  # tokens -> text
 
     def run(self, request: Mapping[str, Any], seed: int) -> RunResult:
         start = perf_counter()
-        found = self.inner.run(request, seed)
-        spent = perf_counter() - start
-        return replace(found, output=TimedTexts([self.words(row) for row in found.values], spent))
+        result = self.inner.run(request, seed)
+        seconds = perf_counter() - start
+        texts = [self.decode(row) for row in result.values]
+        return replace(result, output=TimedTexts(texts, seconds))
 
     def run_first_token(self, request: Mapping[str, Any], seed: int) -> RunResult | None:
         return self.inner.run_first_token(request, seed)
 
 
 def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
-    """The recordings that come with the package, judged by word errors; else the user's sound."""
+    """The user's recording, or the bundled ones, judged by word error rate."""
     batch, references = selection.batch, None
-    asked = [*(selection.prompts or [""])][:1] * batch
+    prompts = [*(selection.prompts or [""])][:1] * batch
     if settings.audio is not None:
-        sounds = [[formatter.heard] * batch]
+        sounds = [[formatter.audio] * batch]
     else:
         every = recordings()
-        held = [every[at % len(every)] for at in range(max(selection.count, batch))]
-        groups = grouped(held, batch)
+        chosen = [every[at % len(every)] for at in range(max(selection.count, batch))]
+        groups = group_batches(chosen, batch)
         sounds = [[Sound(one.waveform(), RATE_HZ) for one in group] for group in groups]
         references = [[one.text for one in group] for group in groups]
-    requests = [formatter.request(asked, sounds=group) for group in sounds]
+    requests = [formatter.request(prompts, sounds=group) for group in sounds]
     quality = None if references is None else word_errors.word_error_rate(references)
-    work = measures.of_requests(model, requests, quality, batch, selection.drafter)
+    work = measures.request_workload(model, requests, quality, batch, selection.drafter)
     seconds = [one.seconds for group in sounds for one in group]
-    return _listened(work, formatter.words, partial(_extras, seconds))
+    return _add_transcripts(work, formatter.decode, partial(_real_time_figures, seconds))
 
 
-def _listened(work: Workload, words: Any, extras: Any) -> Workload:
-    """The same with everybody's answers as words."""
-    peers = work.peers
+def _add_transcripts(work: Workload, decode: Any, extras: Any) -> Workload:
+    """The workload with the output of all runners decoded to text."""
+    make_peers = work.peers
 
-    def heard(found: Mapping[str, Runner]) -> dict[str, Runner]:
-        return {name: Listening(one, words) for name, one in found.items()}
+    def wrap(runners: Mapping[str, Runner]) -> dict[str, Runner]:
+        return {name: TranscribingRunner(one, decode) for name, one in runners.items()}
 
-    def others(*how: Any) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
-        assert peers is not None
-        found, missing = peers(*how)
-        return heard(found), missing
+    def peers(*args: Any) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
+        assert make_peers is not None
+        runners, missing = make_peers(*args)
+        return wrap(runners), missing
 
     return replace(
         work,
-        plain=Listening(work.plain, words),
-        fast=lambda fast: Listening(work.fast(fast), words),
-        baselines=heard(work.baselines),
-        peers=others,
+        plain=TranscribingRunner(work.plain, decode),
+        fast=lambda fast: TranscribingRunner(work.fast(fast), decode),
+        baselines=wrap(work.baselines),
+        peers=peers,
         extras=extras,
     )
 
 
-def _extras(
+def _real_time_figures(
     seconds: Sequence[float], answers: Sequence[RunResult], others: RunResults
 ) -> dict[str, Any]:
-    """The real-time factor, and the share of the target's calls that were saved."""
-    own = sum(one.calls for one in others[measures.OWN]) if measures.OWN in others else 0
+    """The real-time factor, and the share of target calls saved against plain `generate()`."""
+    own = (
+        sum(one.calls for one in others[measures.OWN_GENERATE])
+        if measures.OWN_GENERATE in others
+        else 0
+    )
     calls = sum(one.calls for one in answers)
     saved = {"calls saved": 1 - calls / own} if own else {}
-    return {**word_errors.rates(seconds, answers), **saved}
+    return {**word_errors.real_time_factor(seconds, answers), **saved}
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:
-    """As for any model of token ids; the tiny ones are Whispers.
-
-    Raises ValueError for a recipe that needs picture tokens.
-    """
-    return measures.certify(toys, recipe, trial)
+    """Checks of `measures.certify` on tiny Whispers. Raises ValueError as it does."""
+    return measures.certify(tiny_models, recipe, trial)

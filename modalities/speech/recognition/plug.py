@@ -1,4 +1,4 @@
-"""Recognisers of speech, encoder-decoders and language models: `generate` and `transcribe`."""
+"""Speech recognition models, encoder-decoders and language models, bound to a recipe."""
 
 from __future__ import annotations
 
@@ -7,50 +7,58 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import zoo
-from mmspec.modalities.common import tokens, whole
-from mmspec.modalities.common.text import Text, placed
-from mmspec.modalities.speech.recognition import own_generate
-from mmspec.modalities.speech.recognition.families import reader
-from mmspec.modalities.speech.recognition.transcribing import transcribe
+from mmspec.modalities.common import families, own_generate, tokens
+from mmspec.modalities.common.text_generation import TextGenerator, bind_arguments
+from mmspec.modalities.speech.recognition import whisper_generate
+from mmspec.modalities.speech.recognition.accelerated import AcceleratedRecogniser
+from mmspec.modalities.speech.recognition.transcription import transcribe
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
+from mmspec.targets.readers.reader import Family, Reader
+
+FAMILIES: Mapping[str, Family] = {"whisper": Family("Whisper", media=("input_features",))}
 
 
 class RecognitionSession(tokens.TokenSession):
-    """A recogniser bound to a recipe; `processor` makes features of sounds, and words of tokens."""
+    """A recogniser bound to a recipe; `processor` extracts features and decodes tokens."""
 
-    calls = ("generate", "transcribe", "__call__")
+    interface = AcceleratedRecogniser
 
     def __init__(self, bound: tokens.BoundTokens, processor: Any = None) -> None:
         super().__init__(bound)
         self.processor = processor
-        self.text = Text(bound)
+        self.text = TextGenerator(bound)
         self.signature = self.text.signature
 
     def run(self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Any:
-        """`transcribe` takes what the function of that name says; the others as the model's own."""
+        """`transcribe` as the function of that name; others as of the model itself."""
         if call == "__call__":
             return self.text.hook(args, arguments, loop)
         if call == "transcribe":
             return transcribe(self, args, arguments, loop)
-        return self.ask(placed(args, arguments, self.model.main_input_name), loop)
+        return self.generate(bind_arguments(args, arguments, self.model.main_input_name), loop)
 
-    def ask(self, arguments: Mapping[str, Any], loop: Loop) -> Any:
-        """`generate`: as the model's own, whatever that does beside the loop."""
-        if own_generate.is_own(self.model):
-            return own_generate.generate(self.text, arguments, loop)
-        if whole.speaking_part(self.model) is not None:
-            return whole.generate(self.model, self.text, arguments, loop)
+    def generate(self, arguments: Mapping[str, Any], loop: Loop) -> Any:
+        """Generate as the model's own `generate()`, with our loop inside."""
+        if whisper_generate.has_whisper_generate(self.model):
+            return whisper_generate.generate(self.text, arguments, loop)
+        if own_generate.find_generating_part(self.model) is not None:
+            return own_generate.generate(self.model, self.text, arguments, loop)
         return self.text.generate((), arguments, loop)
+
+
+def make_reader(model: Any) -> Reader:
+    """An `EncoderDecoder`, or a `Backbone` for speech language models."""
+    return families.make_reader(model, FAMILIES)
 
 
 def session(
     model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]
 ) -> RecognitionSession:
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
-    bound = tokens.bind(reader(model), recipe, drafter, parts)
+    bound = tokens.bind(make_reader(model), recipe, drafter, parts)
     return RecognitionSession(bound, parts.get("processor"))
 
 

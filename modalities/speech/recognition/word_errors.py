@@ -1,4 +1,4 @@
-"""Word error rates, by jiwer (`pip install mmspec[speech]`), and real-time factors."""
+"""Word error rates by jiwer (`pip install mmspec[speech]`), and real-time factors."""
 
 from __future__ import annotations
 
@@ -13,34 +13,34 @@ Words = Sequence[Sequence[str]]  # per request, per row
 
 
 def word_error_rate(references: Words) -> Quality:
-    """Errors per word said, of answers whose `output` holds the texts."""
-    jiwer = _jiwer()
+    """Word error rate of results whose `output` holds the texts."""
+    jiwer = _import_jiwer()
 
-    def judge(answers: Sequence[RunResult], others: RunResults) -> list[tuple[float, float]]:
+    def judge(results: Sequence[RunResult], others: RunResults) -> list[tuple[float, float]]:
         pairs = [
-            (plain(said), plain(text))
-            for texts, answer in zip(references, answers, strict=True)
-            for said, text in zip(texts, answer.output.texts, strict=True)
+            (normalize_text(reference), normalize_text(text))
+            for texts, result in zip(references, results, strict=True)
+            for reference, text in zip(texts, result.output.texts, strict=True)
         ]
-        return [(jiwer.wer(said, text), len(said.split())) for said, text in pairs]
+        return [(jiwer.wer(reference, text), len(reference.split())) for reference, text in pairs]
 
     return Quality("word error rate", judge)
 
 
-def plain(text: str) -> str:
-    """In lower case, without marks, as word errors are counted."""
+def normalize_text(text: str) -> str:
+    """Lower case, without punctuation, for word error rates."""
     return " ".join(re.sub(r"[^\w\s]", " ", text.lower()).split())
 
 
-def rates(seconds: Sequence[float], answers: Sequence[RunResult]) -> Mapping[str, Any]:
-    """The real-time factor: seconds of work per second of sound; of the last repeat."""
-    spent = sum(answer.output.seconds for answer in answers)
+def real_time_factor(seconds: Sequence[float], results: Sequence[RunResult]) -> Mapping[str, Any]:
+    """The real-time factor, seconds of computation per second of audio, of the last repeat."""
+    spent = sum(result.output.seconds for result in results)
     return {"real-time factor": spent / sum(seconds), "audio seconds": sum(seconds)}
 
 
-def _jiwer() -> ModuleType:
+def _import_jiwer() -> ModuleType:
     try:
         import jiwer
     except ImportError:
-        raise ValueError("word errors are counted by jiwer: pip install mmspec[speech]") from None
+        raise ValueError("word error rates need jiwer: pip install mmspec[speech]") from None
     return jiwer

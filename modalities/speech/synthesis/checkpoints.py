@@ -1,7 +1,7 @@
-"""Load the checkpoints that speak.
+"""Load the bundled codec language models.
 
-The folder of a target holds a Llama, its tokenizer and, in `codec`, the codec that makes sound of
-its codes. Its configuration says under "speech_codes" which ids are codes: see
+The folder of a target holds a Llama, its tokenizer and, in `codec`, the codec. Its configuration
+defines the ids of codes in "speech_codes": see
 `mmspec.modalities.speech.synthesis.layout.SpeechCodes`.
 """
 
@@ -15,12 +15,11 @@ import torch
 from mmspec.drafters.neural.multi_token import SEES
 from mmspec.modality import Entry
 from mmspec.models.heads.multi_token import load_multi_token_heads
-from mmspec.zoo.catalogue import path
-from mmspec.zoo.loading import load_folder, load_processor
+from mmspec.zoo.catalogue import load_folder, load_processor, path
 
 
 def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:
-    """A model that speaks, or the multi-token heads of one."""
+    """A codec language model, or the multi-token heads of one."""
     if entry.sees != SEES:
         return load_folder(folder, sees=False, dtype=dtype)
     heads: Any = load_multi_token_heads(folder)
@@ -28,7 +27,7 @@ def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:
 
 
 def processor(entry: Entry, folder: Path) -> Any:
-    """The tokenizer of a model; of heads, that of their target."""
+    """The tokenizer of a model; for heads, that of their target."""
     if entry.sees != SEES:
         return load_processor(folder, sees=False)
     assert entry.target is not None

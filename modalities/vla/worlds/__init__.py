@@ -1,30 +1,43 @@
-"""Worlds in which robot policies act, as Gymnasium environments (`pip install mmspec[robot]`).
+"""Gymnasium environments for robot policies (`pip install mmspec[robot]`).
 
-Every world observes `{"image": (H, W, 3) uint8, "state": (n,) float32}`, takes an action (D,) in
-physical units, and says in `info` what is asked ("instruction") and whether it is done
-("is_success"). Position and grip of the hand come first and last in the state.
+Observations are `{"image": (H, W, 3) uint8, "state": (n,) float32}`, actions (D,) in physical
+units; `info` has "instruction" and "is_success". The state begins with the position of the hand
+and ends with the gripper.
 """
 
 from __future__ import annotations
 
 from importlib import import_module
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import gymnasium
 
-_HOMES = {"table": ("table", "TableReach"), "metaworld": ("metaworld", "MetaWorldTask")}
-WORLDS = tuple(_HOMES)
+_CLASSES = {"table": ("table", "TableReach"), "metaworld": ("metaworld", "MetaWorldTask")}
+WORLDS = tuple(_CLASSES)
 
 
 def make_world(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """A world by its name: "table" (embedded, `TableReach`) or "metaworld" (`MetaWorldTask`).
+    """Make an environment: "table" (bundled, `TableReach`) or "metaworld" (`MetaWorldTask`).
 
-    `options` are its own. Raises ValueError for another name, and
-    where the extra [robot] is not installed.
+    `options` are arguments of its class. Raises ValueError for an unknown name, and if the extra
+    [robot] is not installed.
     """
-    if name not in _HOMES:
+    if name not in _CLASSES:
         raise ValueError(f"world {name!r} is not known; choose one of {', '.join(WORLDS)}")
-    file, title = _HOMES[name]
+    file, title = _CLASSES[name]
     world: gymnasium.Env[Any, Any] = getattr(import_module(f"{__name__}.{file}"), title)(**options)
     return world
+
+
+def import_extra(package: str) -> ModuleType:
+    """Import a package of the extra [robot]. Raises ValueError naming the extra if missing."""
+    try:
+        return import_module(package)
+    except ModuleNotFoundError as error:
+        if error.name != package.partition(".")[0]:
+            raise
+        raise ValueError(
+            f"robot environments need {package}, which is not installed: pip install mmspec[robot]"
+        ) from None

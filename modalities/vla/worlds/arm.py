@@ -1,8 +1,8 @@
-"""An arm over a table, seen from above: where its hand is, how it moves, how it looks.
+"""A simulated arm over a table, seen from above: kinematics and rendering.
 
-The table is a square of `SIDE` metres, the picture shows all of it: x points right, y away from the
-base, z up. A pose is (7,): x, y, z in metres; roll, pitch, yaw in radians; aperture of the gripper,
-0 closed to 1 open. An action is (7,): what changes in a step, and the aperture to reach.
+The table is a square of `SIDE` metres, and fills the image: x points right, y away from the base,
+z up. A pose is (7,): x, y, z in metres; roll, pitch, yaw in radians; aperture of the gripper, 0
+closed to 1 open. An action is (7,): changes of the pose, and the target aperture.
 """
 
 from __future__ import annotations
@@ -14,23 +14,26 @@ from PIL import Image, ImageDraw
 
 SIDE = 0.6
 BASE = (0.0, -0.45)  # of the arm
-LOWEST, HIGHEST = 0.03, 0.25  # of the hand, in metres; lower is the table
+LOWEST, HIGHEST = 0.03, 0.25  # of the hand, in metres above the table
 LIMITS = np.array([0.04, 0.04, 0.016, 0.08, 0.08, 0.12])  # of one step, metres and radians
-GRIP = 0.5  # change of aperture in one step, at most
-_TURNS = np.array([0.6, 0.6, 1.4])  # roll, pitch, yaw, at most
+GRIP = 0.5  # maximum change of aperture in one step
+_TURNS = np.array([0.6, 0.6, 1.4])  # maximum roll, pitch, yaw
 _LINK = 0.42  # length of each of the two links, metres
 _SLIP, _SHAKE = 0.06, np.array([1e-3, 1e-3, 1e-3, 2e-3, 2e-3, 8e-3])  # noise of a step
-_YIELD = 0.2  # share of a wrong lean that the wrist gives up in a step
+_YIELD = 0.2  # share of the tilt error that the wrist corrects in a step
 _OVERSAMPLING = 3
-_JAWS = ((0, 205, 220, 255), (235, 0, 235, 255))  # left and right, so that yaw can be told
+_JAWS = ((0, 205, 220, 255), (235, 0, 235, 255))  # left and right, so that yaw is visible
 _RIM, _STEEL = (12, 60, 70, 255), (128, 134, 142, 255)
 _SHADOW = (20, 20, 30, 110)
 
 
-def moved(pose: np.ndarray, action: np.ndarray, generator: np.random.Generator) -> np.ndarray:
-    """The pose (7,) after an action (7,): within limits, and never quite as commanded.
+def apply_action(
+    pose: np.ndarray, action: np.ndarray, generator: np.random.Generator
+) -> np.ndarray:
+    """The pose (7,) after an action (7,): clipped to the limits, with noise.
 
-    The wrist yields, so that roll and pitch, which no picture shows, do not drift off for good.
+    The wrist corrects part of its tilt, so that roll and pitch, which are not visible, do not
+    drift.
     """
     step = np.clip(action[:6], -LIMITS, LIMITS)
     slip = 1 + _SLIP * generator.standard_normal(6)
@@ -51,15 +54,15 @@ def polar(x: float, y: float) -> tuple[float, float]:
 
 
 def tilt(x: float, y: float, z: float) -> tuple[float, float]:
-    """Roll and pitch (rad) that the wrist must have there: it leans as the arm reaches out."""
+    """The required roll and pitch (rad) of the wrist, which depend on the reach of the arm."""
     reach, bearing = polar(x, y)
     return 0.45 * math.sin(bearing), 0.7 * (reach - 0.45) - 0.8 * (z - 0.1)
 
 
 def draw_arm(pose: np.ndarray, size: int) -> Image.Image:
-    """The arm alone, RGBA of `size` x `size` pixels: links, hand, and the shadow of the hand.
+    """Draw the arm, RGBA of `size` x `size` pixels: links, hand, and the shadow of the hand.
 
-    A hand farther up is larger, and farther from its shadow; its jaws show yaw and aperture.
+    A higher hand is larger, and farther from its shadow; its jaws show yaw and aperture.
     """
     big = size * _OVERSAMPLING
     picture = Image.new("RGBA", (big, big))
@@ -82,7 +85,7 @@ def _jaws(
     colour: tuple[int, int, int, int] | None,
     rim: float,
 ) -> None:
-    """Two jaws and the bar between them, `rim` metres larger on all sides; None: own colours."""
+    """Draw two jaws and the bar between them, `rim` metres larger; `colour` None: their own."""
     scale = 1 + 2.5 * float(pose[2])
     yaw, aperture = float(pose[5]), float(pose[6])
     gap, half, thick = (0.022 + 0.03 * aperture) * scale, 0.045 * scale, 0.012 * scale

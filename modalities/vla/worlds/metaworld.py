@@ -1,6 +1,6 @@
-"""Tasks of Meta-World (Yu et al. 2019; v3), simulated by MuJoCo: an arm, real contacts.
+"""Tasks of Meta-World (Yu et al. 2019; v3), simulated by MuJoCo with contacts.
 
-Pictures need OpenGL: on a machine without display set MUJOCO_GL=egl before anything imports MuJoCo.
+Rendering needs OpenGL: on a machine without display set MUJOCO_GL=egl before MuJoCo is imported.
 """
 
 from __future__ import annotations
@@ -11,28 +11,28 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mmspec.errors import check_number
-from mmspec.modalities.vla.worlds.extra import needed
+from mmspec.modalities.vla.worlds import import_extra
 
 if TYPE_CHECKING:
     import gymnasium
     from gymnasium import spaces
 else:
-    gymnasium, spaces = needed("gymnasium"), needed("gymnasium.spaces")
+    gymnasium, spaces = import_extra("gymnasium"), import_extra("gymnasium.spaces")
 
-STEP = 0.01  # metres that the hand is asked to move in a step, at most, along each axis
+STEP = 0.01  # maximum commanded motion of the hand per step and axis, in metres
 _LIMIT = 500  # steps after which Meta-World itself ends an episode
 _CAMERA = "corner2"
 _SEEDS = 1 << 31
 
 
 class MetaWorldTask(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
-    """One task as a Gymnasium environment with the observations of all worlds here.
+    """One task as a Gymnasium environment, with image and state observations.
 
-    An action is (4,): dx, dy, dz in metres, and the gripper (0 closed, 1 open); more than `STEP` is
-    done as far as the arm can. The state is (4,): x, y, z of the hand in metres, and how far its
-    fingers are apart, 0 to 1. The episode ends with success, or after `steps` steps; a seed places
-    hand, things and goal. `task`: a name of Meta-World, such as "reach-v3"; `size`: side of the
-    picture in pixels.
+    An action is (4,): dx, dy, dz in metres, and the gripper (0 closed, 1 open); dx, dy, dz are
+    clipped to `STEP`. The state is (4,): x, y, z of the hand in metres, and the opening of its
+    fingers, 0 to 1. The episode ends on success, or after `steps` steps; the seed places hand,
+    objects and goal. `task`: a name of Meta-World, such as "reach-v3"; `size`: side of the image in
+    pixels.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 80}  # noqa: RUF012 - as declared there
@@ -44,8 +44,8 @@ class MetaWorldTask(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         steps: int = 150,
         render_mode: str | None = None,
     ) -> None:
-        """Raises ValueError for tasks, sizes, steps and render modes that there are not."""
-        tasks = needed("metaworld.env_dict").ALL_V3_ENVIRONMENTS
+        """Raises ValueError for unknown tasks and render modes, and for bad sizes and steps."""
+        tasks = import_extra("metaworld.env_dict").ALL_V3_ENVIRONMENTS
         if task not in tasks:
             raise ValueError(
                 f"task={task!r} is not of Meta-World; choose one of {', '.join(tasks)}"
@@ -56,20 +56,20 @@ class MetaWorldTask(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         check_number("steps", steps, 1, _LIMIT - 1, whole=True, example=150)
         self.render_mode, self.size, self.steps = render_mode, size, steps
         self.instruction = task.removesuffix("-v3").replace("-", " ")
-        self._world = _opened(tasks[task], size)
-        self._expert = needed("metaworld.policies").ENV_POLICY_MAP[task]()
-        most = np.array([STEP, STEP, STEP, 1.0], np.float32)
-        self.action_space = spaces.Box(np.array([-STEP, -STEP, -STEP, 0.0], np.float32), most)
-        shown = spaces.Box(0, 255, (size, size, 3), np.uint8)
+        self._world = _make_task(tasks[task], size)
+        self._expert = import_extra("metaworld.policies").ENV_POLICY_MAP[task]()
+        high = np.array([STEP, STEP, STEP, 1.0], np.float32)
+        self.action_space = spaces.Box(np.array([-STEP, -STEP, -STEP, 0.0], np.float32), high)
+        image = spaces.Box(0, 255, (size, size, 3), np.uint8)
         reach = np.full(4, 2.0, np.float32)
-        observed: Any = spaces.Dict({"image": shown, "state": spaces.Box(-reach, reach)})
-        self.observation_space = observed
+        space: Any = spaces.Dict({"image": image, "state": spaces.Box(-reach, reach)})
+        self.observation_space = space
         self._full: np.ndarray | None = None  # Meta-World's own observation
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[dict[str, np.ndarray], dict[str, Any]]:
-        """Another placement of hand, things and goal. Raises ValueError for options."""
+        """A new placement of hand, objects and goal. Raises ValueError for options."""
         if options:
             raise ValueError(f"options {sorted(options)} are not known; give none")
         super().reset(seed=seed)
@@ -83,7 +83,7 @@ class MetaWorldTask(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
     ) -> tuple[dict[str, np.ndarray], float, bool, bool, dict[str, Any]]:
         """Move the arm. Raises ValueError for an action of another shape, or that is not finite."""
         given = np.asarray(action, np.float64)
-        self._observed()
+        self._last_observation()
         if self._is_over:
             raise ValueError("the episode is over; call reset() before the next step")
         if given.shape != (4,) or not np.isfinite(given).all():
@@ -97,37 +97,37 @@ class MetaWorldTask(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
         return self._observe(), float(reward), is_success, truncated, self._info(is_success)
 
     def expert(self) -> np.ndarray:
-        """What Meta-World's scripted policy does now: an action (4,) float32."""
-        full = self._observed()
+        """The action (4,) float32 of Meta-World's scripted policy."""
+        full = self._last_observation()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # it asks for more than can be done
+            warnings.simplefilter("ignore", UserWarning)  # its actions exceed the limits
             effort = np.clip(self._expert.get_action(full), -1, 1)
         return np.append(effort[:3] * STEP, (1 - effort[3]) / 2).astype(np.float32)
 
     def render(self) -> np.ndarray:  # -> (H, W, 3) uint8
-        """The picture as the policy sees it."""
+        """The camera image of the observation."""
         return self._observe()["image"]
 
     def close(self) -> None:
-        """Free the simulator and its pictures."""
+        """Free the simulator and its renderer."""
         self._world.close()
 
     def _observe(self) -> dict[str, np.ndarray]:
-        state = self._observed()[:4].astype(np.float32)
+        state = self._last_observation()[:4].astype(np.float32)
         picture = np.asarray(self._world.render(), np.uint8)
-        return {"image": np.ascontiguousarray(picture[::-1]), "state": state}  # it hangs head down
+        return {"image": np.ascontiguousarray(picture[::-1]), "state": state}  # upside down
 
-    def _observed(self) -> np.ndarray:
+    def _last_observation(self) -> np.ndarray:
         if self._full is None:
-            raise ValueError("the world has not begun; call reset() first")
+            raise ValueError("the environment has no episode; call reset() first")
         return self._full
 
     def _info(self, is_success: bool) -> dict[str, Any]:
         return {"instruction": self.instruction, "is_success": is_success}
 
 
-def _opened(task: Any, size: int) -> Any:
-    """A task of Meta-World that draws placements from its seed and shows the goal."""
+def _make_task(task: Any, size: int) -> Any:
+    """Create a task of Meta-World with seeded placements and a visible goal."""
     world = task(render_mode="rgb_array", camera_name=_CAMERA, width=size, height=size)
     world._partially_observable = False
     vars(world).pop("sawyer_observation_space", None)  # made while the goal was hidden

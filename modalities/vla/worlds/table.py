@@ -1,4 +1,4 @@
-"""Reach for the named thing: an arm over a table with things of the Scene world.
+"""Reach for the named object: an arm over a table with objects of the Scene world.
 
 world = TableReach(split="held-out")
 observation, info = world.reset(seed=0)       # info["instruction"]: "reach the large red circle"
@@ -13,38 +13,37 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from PIL import Image
 
-from mmspec.errors import check_number, is_whole
-from mmspec.modalities.vla.worlds.arm import LIMITS, SIDE, draw_arm, moved, tilt
-from mmspec.modalities.vla.worlds.expert import misses, table_expert
-from mmspec.modalities.vla.worlds.extra import needed
+from mmspec.errors import check_number, is_integer
+from mmspec.modalities.vla.worlds import import_extra
+from mmspec.modalities.vla.worlds.arm import LIMITS, SIDE, apply_action, draw_arm, tilt
+from mmspec.modalities.vla.worlds.expert import pose_errors, table_expert
 from mmspec.zoo.language import scenes
-from mmspec.zoo.scene import BOARD, Scene, Split, Style, Thing, textured
+from mmspec.zoo.scene import BOARD, Scene, Split, Style, Thing, add_texture
 
 if TYPE_CHECKING:
     import gymnasium
     from gymnasium import spaces
 else:
-    gymnasium, spaces = needed("gymnasium"), needed("gymnasium.spaces")
+    gymnasium, spaces = import_extra("gymnasium"), import_extra("gymnasium.spaces")
 
 Observation = dict[str, np.ndarray]
 SUCCESS = (0.04, 0.065, 0.35, 0.25)  # metres aside and above the table, rad of yaw and of tilt
 SHUT = 0.25  # aperture of a gripper that has closed
-MOST_STEPS = 80
+MAX_STEPS = 80
 _SEEDS = 1 << 16  # of the Scene world
 _STARTS = np.array([[-0.26, 0.26], [-0.26, 0.26], [0.1, 0.22]])  # metres
 
 
 class TableReach(gymnasium.Env[Observation, np.ndarray]):
-    """A Gymnasium environment without physics: the hand goes where it is told, within limits.
+    """A kinematic Gymnasium environment without physics.
 
-    An action is (dx, dy, dz) in metres, (droll, dpitch, dyaw) in radians, and the aperture that the
-    gripper is to have (0 closed, 1 open). More than the arm can do in a step is done as far as it
-    can. The state is the pose: x, y, z, roll, pitch, yaw, aperture. An episode is a success when
-    the gripper closes on the named thing: near it, low, turned along the line from the arm's base,
-    and leaning as the arm's reach demands; it is cut off after 80 steps. The same seed gives the
-    same episode. `split`: the side of the Scene world's division that scenes are taken from;
-    `style`: "plain" paper, or "textured" grounds with things lying free, as a camera takes them;
-    `size`: side of the picture in pixels.
+    An action is (dx, dy, dz) in metres, (droll, dpitch, dyaw) in radians, and the target aperture
+    of the gripper (0 closed, 1 open), clipped to the limits of a step. The state is the pose: x, y,
+    z, roll, pitch, yaw, aperture. An episode succeeds when the gripper closes on the named object:
+    close to it, low, with the required yaw and tilt; it is truncated after 80 steps. The same seed
+    gives the same episode. `split`: the split of Scene world scenes; `style`: "plain" paper, or
+    "textured" backgrounds with free placement and camera noise; `size`: side of the image in
+    pixels.
     """
 
     metadata = {"render_modes": ["rgb_array"], "render_fps": 10}  # noqa: RUF012 - as declared there
@@ -56,7 +55,7 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
         size: int = 72,
         render_mode: str | None = None,
     ) -> None:
-        """Raises ValueError for a split, style, size or render mode that there is not."""
+        """Raises ValueError for an unknown split, style or render mode, and for a bad size."""
         for name, value, known in (
             ("split", split, ("train", "held-out")),
             ("style", style, ("plain", "textured")),
@@ -69,18 +68,18 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
         self.style: Style = style
         self.size = size
         self.render_mode = render_mode
-        least, most = (np.array(one, np.float32) for one in ([*-LIMITS, 0.0], [*LIMITS, 1.0]))
-        self.action_space = spaces.Box(least, most)
+        low, high = (np.array(one, np.float32) for one in ([*-LIMITS, 0.0], [*LIMITS, 1.0]))
+        self.action_space = spaces.Box(low, high)
         bound = np.full(7, 2.0, np.float32)
-        shown = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        observed: Any = spaces.Dict({"image": shown, "state": spaces.Box(-bound, bound)})
-        self.observation_space = observed
+        image = spaces.Box(0, 255, (size, size, 3), np.uint8)
+        space: Any = spaces.Dict({"image": image, "state": spaces.Box(-bound, bound)})
+        self.observation_space = space
         self._scene: Scene | None = None
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Observation, dict[str, Any]]:
-        """A new scene, hand and goal. `options={"thing": i}` names the i-th thing of the scene."""
+        """A new scene, pose and goal. `options={"thing": i}` selects the i-th object."""
         options = options or {}
         if set(options) - {"thing"}:
             raise ValueError(f"options {sorted(options)} are not known; give {{'thing': number}}")
@@ -88,7 +87,7 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
         generator = self.np_random
         ((self._scene, _),) = scenes(1, self.split, int(generator.integers(_SEEDS)))
         if self.style == "textured":
-            self._scene = textured(self._scene, generator)
+            self._scene = add_texture(self._scene, generator)
         self._table = replace(self._scene, camera=None).render(self.size)
         self._pose = start_pose(generator)
         self._steps, self._is_done = 0, False
@@ -97,15 +96,15 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
         return self._observe(), self._info(False)
 
     def aim(self, thing: int) -> str:
-        """Ask for the i-th thing of the scene from now on, and return the new instruction.
+        """Set the goal to the i-th object of the scene, and return the new instruction.
 
-        Raises ValueError before the first reset and for a thing that there is not.
+        Raises ValueError before the first reset and for an unknown object.
         """
         scene = self.scene
-        if not is_whole(thing) or not 0 <= thing < len(scene.things):
+        if not is_integer(thing) or not 0 <= thing < len(scene.things):
             raise ValueError(f"thing={thing!r}; the scene has things 0 to {len(scene.things) - 1}")
         self._goal = int(thing)
-        return instruction(scene.things[self._goal])
+        return format_instruction(scene.things[self._goal])
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Move the arm. Raises ValueError for an action of another shape, or that is not finite."""
@@ -115,69 +114,69 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
         if given.shape != (7,) or not np.isfinite(given).all():
             raise ValueError(f"action is {action!r}; it must be (7,) finite numbers")
         before = self._pose
-        self._pose = moved(before, given, self.np_random)
+        self._pose = apply_action(before, given, self.np_random)
         self._steps += 1
         closes = before[6] > SHUT >= self._pose[6]
-        off = misses(self._pose, goal)
-        is_success = bool(closes and all(a < most for a, most in zip(off, SUCCESS, strict=True)))
-        truncated = not is_success and self._steps >= MOST_STEPS
+        errors = pose_errors(self._pose, goal)
+        is_success = bool(closes and all(a < b for a, b in zip(errors, SUCCESS, strict=True)))
+        truncated = not is_success and self._steps >= MAX_STEPS
         self._is_done = is_success or truncated
         return self._observe(), float(is_success), is_success, truncated, self._info(is_success)
 
     @property
     def scene(self) -> Scene:
-        """What lies on the table. Raises ValueError before the first reset."""
+        """The scene on the table. Raises ValueError before the first reset."""
         if self._scene is None:
-            raise ValueError("the world has not begun; call reset() first")
+            raise ValueError("the environment has no episode; call reset() first")
         return self._scene
 
     @property
     def goal(self) -> tuple[float, float]:
-        """Where the named thing lies: (x, y) in metres. Raises ValueError like `scene`."""
-        return place(self.scene.things[self._goal])
+        """The position (x, y) of the goal in metres. Raises ValueError like `scene`."""
+        return position(self.scene.things[self._goal])
 
     def expert(self) -> np.ndarray:
-        """What the scripted expert does now: an action (7,) float32."""
+        """The action (7,) float32 of the scripted expert."""
         goal = self.goal
         return table_expert(self._pose, goal)
 
     def render(self) -> np.ndarray:  # -> (H, W, 3) uint8
-        """The picture as the policy sees it."""
+        """The camera image of the observation."""
         return self._observe()["image"]
 
     def _observe(self) -> Observation:
         scene = self.scene
-        image = picture(self._table, self._pose)
+        image = render_pose(self._table, self._pose)
         if scene.camera is not None:
             image = replace(scene.camera, seed=scene.camera.seed + self._steps).take(image)
         return {"image": np.array(image), "state": self._pose.astype(np.float32)}
 
     def _info(self, is_success: bool) -> dict[str, Any]:
-        asked = instruction(self.scene.things[self._goal])
-        return {"instruction": asked, "is_success": is_success}
+        instruction = format_instruction(self.scene.things[self._goal])
+        return {"instruction": instruction, "is_success": is_success}
 
 
-def instruction(thing: Thing) -> str:
-    """What is asked of the policy."""
+def format_instruction(thing: Thing) -> str:
+    """The instruction for an object."""
     return f"reach the {thing.size} {thing.colour} {thing.name}"
 
 
-def place(thing: Thing) -> tuple[float, float]:
-    """Where a thing lies on the table: (x, y) in metres."""
+def position(thing: Thing) -> tuple[float, float]:
+    """The position of an object on the table: (x, y) in metres."""
     across, down = thing.column + 0.5 + thing.shift[0], thing.row + 0.5 + thing.shift[1]
     return (across / BOARD - 0.5) * SIDE, (0.5 - down / BOARD) * SIDE
 
 
 def start_pose(generator: np.random.Generator) -> np.ndarray:  # -> (7,)
-    """Some pose above the table: gripper closed, wrist about as it should lean, any yaw."""
+    """A random pose above the table: gripper closed, about the required tilt, any yaw."""
     x, y, z = (float(value) for value in generator.uniform(*_STARTS.T))
     roll, pitch = np.array(tilt(x, y, z)) + generator.normal(0, 0.005, 2)
     return np.array([x, y, z, roll, pitch, generator.uniform(-1.2, 1.2), 0.0])
 
 
-def picture(table: Image.Image, pose: np.ndarray) -> Image.Image:
-    """The arm in a pose (7,) over a picture of the table."""
-    shown = table.copy()
+def render_pose(table: Image.Image, pose: np.ndarray) -> Image.Image:
+    """Render the arm in a pose (7,) over an image of the table."""
+    image = table.copy()
     arm = draw_arm(pose, table.width)
-    shown.paste(arm, mask=arm.getchannel("A"))
-    return shown
+    image.paste(arm, mask=arm.getchannel("A"))
+    return image

@@ -11,7 +11,7 @@ import pytest
 import mmspec
 from mmspec import recipes
 from mmspec.bench.studies.sweep import KNOBS, Sweep, sweep
-from mmspec.modalities.image import toys
+from mmspec.modalities.image import tiny_models as toys
 from mmspec.modalities.image.measures import of_requests, toy_distance
 
 IN_VERIFIER = ("gsd", "lantern", "lantern-pp", "cool-sd", "lenience")
@@ -37,17 +37,17 @@ def test_what_is_lost_outside_the_verifier_has_no_enumerated_distance() -> None:
 
 
 def measured(*chosen: str) -> Sweep:
-    target, small = toys.tiny_painter(), toys.tiny_painter(layers=1, seed=1)
+    target, small = toys.tiny_model(), toys.tiny_model(layers=1, seed=1)
 
     def accelerated(name: str, **parts: Any) -> Any:
         drafter = small if recipes.get(name).takes_drafter else None
         return mmspec.accelerate(target, name, drafter=drafter, **parts)
 
-    work = of_requests(target, [{**toys.painted(1), **toys.SETTINGS}])
+    work = of_requests(target, [{**toys.class_request(1), **toys.SETTINGS}])
     return sweep(chosen, accelerated, work, repeats=1)
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_points_are_written_and_drawn(tmp_path: Path) -> None:
     found = measured("cool-sd", "gsd")
     wanted = [(name, value) for name in ("cool-sd", "gsd") for value in KNOBS[name].values]
@@ -60,12 +60,12 @@ def test_points_are_written_and_drawn(tmp_path: Path) -> None:
     assert [float(line["value"]) for line in lines] == [value for _, value in wanted]
     assert float(lines[0]["log likelihood"]) < 0
     pytest.importorskip("matplotlib")
-    from mmspec.bench.plots import relaxed
+    from mmspec.bench.plots import plot_relaxations
 
-    relaxed(found, tmp_path / "plot.svg")
+    plot_relaxations(found, tmp_path / "plot.svg")
     drawn = (tmp_path / "plot.svg").read_text()
     assert "<svg" in drawn
-    relaxed(found, tmp_path / "again.svg")
+    plot_relaxations(found, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_text() == drawn
 
 

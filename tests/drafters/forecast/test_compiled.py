@@ -1,4 +1,4 @@
-"""Forecasts on networks that are compiled: same pictures, and nothing is compiled per step."""
+"""Forecasts on compiled networks: the same images, and no compilation per step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def fresh_compiler() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def drawn(pipe: Any, recipe: str) -> tuple[Tensor, Any]:
+def draw_image(pipe: Any, recipe: str) -> tuple[Tensor, Any]:
     """A call of the pipeline under a recipe, which `ask` makes of whatever is called."""
     fast: Any = mmspec.accelerate(pipe, recipe.removesuffix("-lite"), **RECIPES[recipe])
     found = ask(pipe, calling=fast)
@@ -39,16 +39,16 @@ def drawn(pipe: Any, recipe: str) -> tuple[Tensor, Any]:
 
 
 def frames_of(name: str, recipe: str, first: int) -> list[int]:
-    """Graphs compiled after `first` calls of the pipeline itself, then after each of three ours."""
+    """Graphs compiled after `first` plain calls of the pipeline, then after each of three calls."""
     pipe = PIPELINES[name]()
-    expected, counts = drawn(pipe, recipe)
+    expected, counts = draw_image(pipe, recipe)
     counter = CompileCounter()
     pipe.transformer = torch.compile(pipe.transformer, backend=counter)
     for _ in range(first):
         ask(pipe)
     frames = [counter.frame_count]
     for _ in range(3):
-        found, stats = drawn(pipe, recipe)
+        found, stats = draw_image(pipe, recipe)
         frames.append(counter.frame_count)
         assert torch.equal(found, expected)
         assert stats.target_calls == counts.target_calls
@@ -56,7 +56,7 @@ def frames_of(name: str, recipe: str, first: int) -> list[int]:
     return frames
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_layers_are_compiled_once() -> None:
     """Attention and feed-forward of three blocks: two graphs, for all steps of all calls."""
     assert frames_of("dit", "taylorseer", 0) == [0, 2, 2, 2]
@@ -73,67 +73,67 @@ def test_forecasts_stay_compiled(name: str, recipe: str) -> None:
 
 
 def test_layers_compile_with_the_options_of_their_network() -> None:
-    """A full graph is asked of the network, so of its layers; here of a layer that has none."""
+    """fullgraph=True applies to the network, so to its layers; here to one with a graph break."""
     pipe = PIPELINES["dit"]()
     attention = pipe.transformer.transformer_blocks[0].attn1
     layer = attention.forward
 
-    def broken(*args: Any, **kwargs: Any) -> Any:
+    def fail(*args: Any, **kwargs: Any) -> Any:
         torch._dynamo.graph_break()
         return layer(*args, **kwargs)
 
-    attention.forward = broken
+    attention.forward = fail
     pipe.transformer = torch.compile(pipe.transformer, backend="eager", fullgraph=True)
     with pytest.raises(ValueError, match="graph_break"):
-        drawn(pipe, "taylorseer")
+        draw_image(pipe, "taylorseer")
 
 
 def test_what_is_remembered_is_not_written_over() -> None:
-    """Compiled code may use its output's memory again, as CUDA graphs do."""
+    """Compiled code may reuse the memory of its output, as CUDA graphs do."""
     pipe = PIPELINES["dit"]()
-    expected, _ = drawn(pipe, "taylorseer-lite")
+    expected, _ = draw_image(pipe, "taylorseer-lite")
     network, kept = pipe.transformer, list[Tensor]()
 
-    def in_place(*args: Any, **kwargs: Any) -> Any:
+    def count_in_place(*args: Any, **kwargs: Any) -> Any:
         output = network(*args, **kwargs)
         kept[:] = kept or [output.sample.clone()]
         output.sample = kept[0].copy_(output.sample)
         return output
 
     pipe.transformer = torch.compile(network, backend="eager")
-    pipe.transformer.forward = in_place
-    assert torch.equal(drawn(pipe, "taylorseer-lite")[0], expected)
+    pipe.transformer.forward = count_in_place
+    assert torch.equal(draw_image(pipe, "taylorseer-lite")[0], expected)
 
 
 @pytest.mark.slow
 def test_networks_compiled_in_place() -> None:
     """As a whole they are what they are; their layers cannot be reached."""
     pipe = PIPELINES["dit"]()
-    expected, _ = drawn(pipe, "taylorseer-lite")
+    expected, _ = draw_image(pipe, "taylorseer-lite")
     counter = CompileCounter()
     pipe.transformer.compile(backend=counter)
     ask(pipe)
     before = pipe.transformer._compiled_call_impl
-    assert torch.equal(drawn(pipe, "taylorseer-lite")[0], expected)
+    assert torch.equal(draw_image(pipe, "taylorseer-lite")[0], expected)
     assert counter.frame_count == 1
     assert pipe.transformer._compiled_call_impl is before
     with pytest.raises(ValueError, match=r"compiled in place.*= torch\.compile\(pipe\.tr"):
-        drawn(pipe, "speca")
+        draw_image(pipe, "speca")
     pipe.transformer._compiled_call_impl = None
     pipe.transformer.transformer_blocks[1].compile(backend="eager")
     with pytest.raises(ValueError, match=r"transformer_blocks\.1 of the network is compiled in pl"):
-        drawn(pipe, "speca")
-    assert torch.equal(drawn(pipe, "taylorseer-lite")[0], expected)
+        draw_image(pipe, "speca")
+    assert torch.equal(draw_image(pipe, "taylorseer-lite")[0], expected)
 
 
 @pytest.mark.slow
 def test_the_cache_of_diffusers_is_compiled_once() -> None:
     pipe, counter = PIPELINES["dit"](), CompileCounter()
-    expected, _ = drawn(pipe, "first-block-cache")
+    expected, _ = draw_image(pipe, "first-block-cache")
     pipe.transformer = torch.compile(pipe.transformer, backend=counter)
     frames = []
     for _ in range(2):
-        assert torch.equal(drawn(pipe, "first-block-cache")[0], expected)
+        assert torch.equal(draw_image(pipe, "first-block-cache")[0], expected)
         frames.append(counter.frame_count)
     assert frames[0] == frames[1]
 
@@ -142,7 +142,7 @@ def test_layers_compiled_in_place_are_refused() -> None:
     pipe = PIPELINES["dit"]()
     pipe.transformer.transformer_blocks[1].compile(backend="eager")
     with pytest.raises(ValueError, match=r"transformer_blocks\.1 of the network is compiled in pl"):
-        drawn(pipe, "speca")
+        draw_image(pipe, "speca")
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Which modules are forecast, and the handling of rows and outputs."""
+"""The modules that are forecast, and the handling of rows and outputs."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from torch import nn
 
 from mmspec.drafters.forecast.features import (
     Forecast,
+    ForwardOverride,
     Idle,
-    TakenOver,
-    flattened,
-    like,
-    merged,
-    of_rows,
-    places,
+    find_modules,
+    flatten_groups,
+    rebuild_output,
+    replace_rows,
+    select_rows,
     tensors,
 )
 from tests.drafters.forecast.networks import PIPELINES
@@ -33,7 +33,7 @@ WANTED = {
 def test_attention_and_feed_forward_are_forecast(name: str) -> None:
     network = PIPELINES[name]().transformer
     paths = {module: path for path, module in network.named_modules()}
-    found = places(network)
+    found = find_modules(network)
     kept = [paths[module] for module, kind in found.modules if kind is Forecast]
     idle = [paths[module] for module, kind in found.modules if kind is Idle]
     assert {path.rsplit(".", 1)[1] for path in kept} == WANTED[name]
@@ -47,15 +47,15 @@ def test_blocks_of_an_unknown_kind_are_refused() -> None:
     network = nn.Module()
     network.blocks = nn.ModuleList([nn.Sequential(nn.Linear(2, 2))])
     with pytest.raises(ValueError, match="a Sequential has none of attn, attn1"):
-        places(network)
+        find_modules(network)
 
 
 def test_groups_gather_the_halves_of_guidance() -> None:
-    """Row r belongs to group r mod G: samples 0 and 1, then both once more."""
+    """Row r belongs to group r mod G: samples 0 and 1, then both again."""
     rows = torch.tensor([[0.0, 1.0], [10.0, 11.0], [2.0, 3.0], [12.0, 13.0]])
-    assert flattened(rows, 2).tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
-    assert flattened(rows, 1).tolist() == [[0, 1, 10, 11, 2, 3, 12, 13]]
-    assert flattened((rows[:, :1], None, rows[:, 1:]), 4).tolist() == rows.tolist()
+    assert flatten_groups(rows, 2).tolist() == [[0, 1, 2, 3], [10, 11, 12, 13]]
+    assert flatten_groups(rows, 1).tolist() == [[0, 1, 10, 11, 2, 3, 12, 13]]
+    assert flatten_groups((rows[:, :1], None, rows[:, 1:]), 4).tolist() == rows.tolist()
 
 
 def test_rows_are_taken_from_what_has_rows() -> None:
@@ -67,7 +67,7 @@ def test_rows_are_taken_from_what_has_rows() -> None:
         "kwargs": {"scale": 0.5, "masks": [batch], "image_rotary_emb": (batch, batch)},
         "flag": True,
     }
-    found = of_rows(given, rows, 3)
+    found = select_rows(given, rows, 3)
     assert found["hidden_states"].tolist() == [1, 2]
     assert found["timestep"] == 7
     assert found["img_ids"] is batch
@@ -78,12 +78,12 @@ def test_rows_are_taken_from_what_has_rows() -> None:
 
 def test_outputs_are_rebuilt_as_they_were() -> None:
     one, two = torch.zeros(3, 2), torch.ones(3, 2)
-    assert like(one, [two]) is two
-    assert like((None, one), [two]) == (None, two)
-    output = like(Transformer2DModelOutput(sample=one), [two])
+    assert rebuild_output(one, [two]) is two
+    assert rebuild_output((None, one), [two]) == (None, two)
+    output = rebuild_output(Transformer2DModelOutput(sample=one), [two])
     assert isinstance(output, Transformer2DModelOutput)
     assert tensors(output)[0] is two
-    mixed = merged((None, one), (None, two[:1]), torch.tensor([2]))
+    mixed = replace_rows((None, one), (None, two[:1]), torch.tensor([2]))
     assert mixed[0] is None
     assert mixed[1].tolist() == [[0, 0], [0, 0], [1, 1]]
 
@@ -100,9 +100,9 @@ def test_idle_outputs_take_no_memory() -> None:
 def test_a_forward_is_taken_over_and_given_back() -> None:
     layer, x = nn.Linear(2, 2), torch.ones(1, 2)
     want, before = layer(x), set(vars(layer))
-    outer = TakenOver(layer, lambda original, x: -original(x))
+    outer = ForwardOverride(layer, lambda original, x: -original(x))
     assert torch.equal(layer(x), -want)
-    inner = TakenOver(layer, lambda original, x: 2 * original(x))
+    inner = ForwardOverride(layer, lambda original, x: 2 * original(x))
     assert torch.equal(layer(x), -2 * want)
     inner.restore()
     assert torch.equal(layer(x), -want)

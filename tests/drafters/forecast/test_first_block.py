@@ -13,7 +13,7 @@ from mmspec.verifiers.forecast_gate import ForecastGate
 from tests.drafters.forecast.networks import PIPELINES, STEPS, dit, draw
 
 
-def _drawn(pipe: Any, threshold: float) -> tuple[torch.Tensor, int, int]:
+def _draw_image(pipe: Any, threshold: float) -> tuple[torch.Tensor, int, int]:
     attachment = FirstBlockCache().under(FirstBlockGate(threshold)).attach(pipe, 2)
     try:
         found = draw(pipe)
@@ -28,10 +28,10 @@ def test_the_threshold_is_the_knob(name: str) -> None:
     pipe, calls = PIPELINES[name](), STEPS * (2 if name == "flux" else 1)
     plain = draw(pipe)
     before = [set(vars(module)) for module in pipe.transformer.modules()]
-    found, full, skipped = _drawn(pipe, -1.0)
+    found, full, skipped = _draw_image(pipe, -1.0)
     assert torch.equal(found, plain)
     assert (full, skipped) == (calls, 0)
-    found, full, skipped = _drawn(pipe, float("inf"))
+    found, full, skipped = _draw_image(pipe, float("inf"))
     assert not torch.equal(found, plain)
     assert (full, skipped) == (calls // STEPS, calls - calls // STEPS)
     assert [set(vars(module)) for module in pipe.transformer.modules()] == before
@@ -77,7 +77,7 @@ def test_what_the_cache_of_diffusers_cannot_take_is_refused() -> None:
         FirstBlockCache().under(ForecastGate())
     pipe = dit()
     attachment = FirstBlockCache(0.1).attach(pipe)
-    with pytest.raises(ValueError, match="has a cache already"):
+    with pytest.raises(ValueError, match="already has a cache"):
         FirstBlockCache(0.1).attach(pipe)
     attachment()
     with pytest.raises(ValueError, match="recipe first-block-cache"):

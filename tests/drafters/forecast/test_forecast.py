@@ -1,4 +1,4 @@
-"""Extrapolation: what each basis is exact for, and what it is not."""
+"""Extrapolation: what each basis is exact for, and what not."""
 
 from __future__ import annotations
 

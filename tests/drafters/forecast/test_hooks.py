@@ -13,9 +13,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmspec.drafters.forecast.features import stacked
+from mmspec.drafters.forecast.features import transformer_blocks
 from mmspec.drafters.forecast.forecast import Newton
-from mmspec.drafters.forecast.hooks import Attached, Extrapolation, Forecasting
+from mmspec.drafters.forecast.hooks import AttachedNetworks, Extrapolation, Forecasting
 from mmspec.targets.continuous.forecast_schedule import DecayingThreshold
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 from mmspec.verifiers.reflection import Reflection
@@ -27,7 +27,7 @@ CALLS = {"dit": 1, "flux": 2, "sd3": 1}  # of the network, per step
 
 @dataclass(frozen=True)
 class Blame:
-    """A metric that finds fault with the groups in `index` only."""
+    """A metric with errors in the groups in `index` only."""
 
     index: tuple[int, ...]
 
@@ -38,7 +38,7 @@ class Blame:
 
 
 @contextmanager
-def attached(how: Forecasting, pipe: Any, samples: int | None = 2) -> Iterator[Attached]:
+def attach(how: Forecasting, pipe: Any, samples: int | None = 2) -> Iterator[AttachedNetworks]:
     attachment = how.attach(pipe, samples)
     try:
         yield attachment
@@ -46,8 +46,8 @@ def attached(how: Forecasting, pipe: Any, samples: int | None = 2) -> Iterator[A
         attachment()
 
 
-def _drawn(pipe: Any, how: Forecasting, **extra: Any) -> tuple[Tensor, Attached]:
-    with attached(how, pipe) as attachment:
+def _draw_image(pipe: Any, how: Forecasting, **extra: Any) -> tuple[Tensor, AttachedNetworks]:
+    with attach(how, pipe) as attachment:
         return draw(pipe, **extra), attachment
 
 
@@ -59,7 +59,7 @@ def test_where_nothing_passes_the_pictures_are_the_networks_own(
     """A negative threshold, every forecast checked and rolled back: bit for bit."""
     pipe = PIPELINES[name]()
     plain = draw(pipe)
-    found, attachment = _drawn(
+    found, attachment = _draw_image(
         pipe,
         Forecasting(
             ForecastGate(NOTHING, per_sample=per_sample), Extrapolation(order=2, lite=lite)
@@ -74,15 +74,15 @@ def test_where_nothing_passes_the_pictures_are_the_networks_own(
 
 
 def test_a_threshold_is_that_of_the_share_of_steps_taken() -> None:
-    asked: list[float] = []
+    progress_values: list[float] = []
 
     class Watched(DecayingThreshold):
         def threshold(self, progress: float) -> float:
-            asked.append(progress)
+            progress_values.append(progress)
             return -1.0
 
-    _drawn(dit(), Forecasting(ForecastGate(Watched(least=0, warm_up=1))))
-    assert asked == [step / STEPS for step in range(1, STEPS)]
+    _draw_image(dit(), Forecasting(ForecastGate(Watched(least=0, warm_up=1))))
+    assert progress_values == [step / STEPS for step in range(1, STEPS)]
 
 
 @pytest.mark.parametrize("name", PIPELINES)
@@ -90,7 +90,7 @@ def test_without_rollback_a_rejected_step_stays(name: str) -> None:
     """The published behaviour: the next step is in full, so every second one is a forecast."""
     pipe = PIPELINES[name]()
     gate = ForecastGate(NOTHING, rollback=False, per_sample=False)
-    found, attachment = _drawn(pipe, Forecasting(gate))
+    found, attachment = _draw_image(pipe, Forecasting(gate))
     assert not torch.equal(found, draw(pipe))
     assert attachment.statistics.full == STEPS // 2 * CALLS[name]
     assert attachment.statistics.rejected == 0
@@ -101,8 +101,8 @@ def test_where_all_passes_it_is_a_fixed_cadence(name: str) -> None:
     """SpeCa with an infinite threshold is TaylorSeer, bit for bit, checks or not."""
     pipe = PIPELINES[name]()
     schedule = DecayingThreshold(base=float("inf"), least=1, most=2, warm_up=1)
-    left, checked = _drawn(pipe, Forecasting(ForecastGate(schedule)))
-    right, fixed = _drawn(pipe, Forecasting(fixed_cadence(3, 1)))
+    left, checked = _draw_image(pipe, Forecasting(ForecastGate(schedule)))
+    right, fixed = _draw_image(pipe, Forecasting(fixed_cadence(3, 1)))
     assert torch.equal(left, right)
     assert not torch.equal(left, draw(pipe))
     assert fixed.statistics.full == 3 * CALLS[name]  # F t t F t t F t
@@ -125,7 +125,7 @@ def test_forecast_layers_do_not_compute(name: str) -> None:
     draw(pipe)
     whole = Counter(computed)
     computed.clear()
-    _drawn(pipe, Forecasting(fixed_cadence(4, 1)))  # F t t t F t t t
+    _draw_image(pipe, Forecasting(fixed_cadence(4, 1)))  # F t t t F t t t
     for path, count in Counter(computed).items():
         gates = path.endswith("norm1") or path.endswith("norm")
         assert count == (whole[path] if gates else whole[path] // 4), path
@@ -146,8 +146,8 @@ def test_any_scheduler_will_do(scheduler: Any) -> None:
     """At interval 1 nothing changes; at 3 the pictures do, and stay finite."""
     pipe = dit(scheduler())
     plain = draw(pipe)
-    assert torch.equal(_drawn(pipe, Forecasting(fixed_cadence(1, 1)))[0], plain)
-    found, attachment = _drawn(pipe, Forecasting(fixed_cadence(3, 1), Extrapolation(order=2)))
+    assert torch.equal(_draw_image(pipe, Forecasting(fixed_cadence(1, 1)))[0], plain)
+    found, attachment = _draw_image(pipe, Forecasting(fixed_cadence(3, 1), Extrapolation(order=2)))
     assert not torch.equal(found, plain)
     assert found.isfinite().all()
     assert attachment.statistics.forecast > attachment.statistics.full
@@ -158,20 +158,20 @@ def test_a_rejected_sample_leaves_the_others_alone(name: str) -> None:
     """Sample 1 is redone at every step: sample 0 is bit for bit as if it were not."""
     pipe = PIPELINES[name]()
     schedule = DecayingThreshold(base=0.5, decay=1.0, least=0, most=100, warm_up=1)
-    calm, _ = _drawn(pipe, Forecasting(ForecastGate(schedule, Blame(()))))
-    found, attachment = _drawn(pipe, Forecasting(ForecastGate(schedule, Blame((1,)))))
+    calm, _ = _draw_image(pipe, Forecasting(ForecastGate(schedule, Blame(()))))
+    found, attachment = _draw_image(pipe, Forecasting(ForecastGate(schedule, Blame((1,)))))
     assert torch.equal(found[0], calm[0])
     torch.testing.assert_close(found[1], draw(pipe)[1], atol=1e-4, rtol=1e-4)
     assert attachment.statistics.rejected == STEPS - 1
     assert attachment.statistics.full == STEPS + 1
     together = ForecastGate(schedule, Blame((0,)), per_sample=False)
-    found, _ = _drawn(pipe, Forecasting(together))  # one for all: everything is redone
+    found, _ = _draw_image(pipe, Forecasting(together))  # one for all: everything is redone
     assert torch.equal(found, draw(pipe))
     assert not torch.equal(found[0], calm[0])
 
 
 def _still(network: nn.Module) -> nn.Module:
-    """Take the time away from a network: with the same input it then says the same."""
+    """Make a network independent of time, so that equal inputs have equal outputs."""
     for path, layer in network.named_modules():
         if path.endswith("timestep_embedder.linear_1"):
             nn.init.zeros_(layer.get_parameter("weight"))
@@ -194,7 +194,7 @@ def _inputs(name: str, rows: int, seed: int) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def _called(network: nn.Module, time: int, inputs: dict[str, Any]) -> Tensor:
+def _count_calls(network: nn.Module, time: int, inputs: dict[str, Any]) -> Tensor:
     rows = len(inputs["hidden_states"])
     output: Tensor = network(**inputs, timestep=torch.full((rows,), time / 10)).sample
     return output
@@ -203,34 +203,34 @@ def _called(network: nn.Module, time: int, inputs: dict[str, Any]) -> Tensor:
 @pytest.mark.parametrize("name", PIPELINES)
 def test_features_that_stand_still_are_forecast_without_error(name: str) -> None:
     network, inputs = _still(PIPELINES[name]().transformer), _inputs(name, 3, 1)
-    want = _called(network, 9, inputs)
+    want = _count_calls(network, 9, inputs)
     schedule = DecayingThreshold(base=1e-5, floor=1e-5, least=0, most=4, warm_up=1)
     attachment = Forecasting(ForecastGate(schedule), Extrapolation(Newton(), 2)).attach_to(
         network, lambda: 10
     )
     for time in range(9, -1, -1):
-        torch.testing.assert_close(_called(network, time, inputs), want, atol=1e-5, rtol=0)
+        torch.testing.assert_close(_count_calls(network, time, inputs), want, atol=1e-5, rtol=0)
     attachment()
     seen = attachment.statistics
     assert (seen.full, seen.forecast, seen.rejected) == (2 * 3, 8 * 3, 0)
     moving = PIPELINES[name]().transformer  # a network that knows the time is not
     attachment = Forecasting(ForecastGate(schedule)).attach_to(moving, lambda: 10)
     for time in range(9, -1, -1):
-        _called(moving, time, inputs)
+        _count_calls(moving, time, inputs)
     attachment()
     assert attachment.statistics.rejected > 0
 
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_calls_within_a_step_have_states_of_their_own(name: str) -> None:
-    """Guidance by two calls: each answers as if the other were not there."""
+    """Guidance by two calls: they do not affect each other."""
     network = PIPELINES[name]().transformer
     how = Forecasting(fixed_cadence(3, 1))
     found = []
     for seeds in ((1,), (2,), (1, 2)):
         attachment = how.attach_to(network, lambda: 6)
         for time in range(6, 0, -1):
-            found += [_called(network, time, _inputs(name, 2, seed)) for seed in seeds]
+            found += [_count_calls(network, time, _inputs(name, 2, seed)) for seed in seeds]
         attachment()
         assert attachment.statistics.full == 2 * len(seeds)
     for step in range(6):
@@ -240,14 +240,14 @@ def test_calls_within_a_step_have_states_of_their_own(name: str) -> None:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_rows_in_their_own_time(name: str) -> None:
-    """A batch, part of it redone: every row is what it is alone."""
+    """A batch, partly recomputed: every row is as it is alone."""
     network = PIPELINES[name]().transformer
     schedule = DecayingThreshold(base=0.5, decay=1.0, least=1, most=3, warm_up=1)
     inputs = _inputs(name, 4, 1)
     together, alone = [], []
     attachment = Forecasting(ForecastGate(schedule, Blame((2,)))).attach_to(network, lambda: 8)
     for time in range(8, 0, -1):
-        together.append(_called(network, time, inputs))
+        together.append(_count_calls(network, time, inputs))
     attachment()
     for row in range(4):
         gate = ForecastGate(schedule, Blame((0,) if row == 2 else ()))
@@ -256,7 +256,7 @@ def test_rows_in_their_own_time(name: str) -> None:
             key: value if key.endswith("_ids") else value[row, None]
             for key, value in inputs.items()
         }
-        alone.append(torch.cat([_called(network, time, part) for time in range(8, 0, -1)]))
+        alone.append(torch.cat([_count_calls(network, time, part) for time in range(8, 0, -1)]))
         attachment()
     torch.testing.assert_close(torch.stack(together, 1), torch.stack(alone), atol=1e-4, rtol=1e-4)
 
@@ -265,7 +265,7 @@ def test_a_change_of_batch_begins_again() -> None:
     network = PIPELINES["dit"]().transformer
     attachment = Forecasting(fixed_cadence(10, 1)).attach_to(network, lambda: 6)
     for time, rows in ((6, 4), (5, 4), (4, 2), (3, 2)):  # guidance ends after two steps
-        _called(network, time, _inputs("dit", rows, 1))
+        _count_calls(network, time, _inputs("dit", rows, 1))
     attachment()
     assert (attachment.statistics.full, attachment.statistics.forecast) == (2, 2)
 
@@ -276,9 +276,9 @@ def test_detaching_leaves_no_trace(name: str) -> None:
     plain, weights = draw(pipe), {k: v.clone() for k, v in pipe.transformer.state_dict().items()}
     before = [dict(vars(module)) for module in pipe.transformer.modules()]
     how = Forecasting(ForecastGate())
-    with attached(how, pipe), pytest.raises(ValueError, match="is already forecast"):
+    with attach(how, pipe), pytest.raises(ValueError, match="is already forecast"):
         how.attach(pipe)
-    with pytest.raises(ZeroDivisionError), attached(how, pipe):
+    with pytest.raises(ZeroDivisionError), attach(how, pipe):
         draw(pipe, callback_on_step_end=_fail) if name != "dit" else _fail()
     for module, old in zip(pipe.transformer.modules(), before, strict=True):
         assert vars(module).keys() == old.keys()
@@ -303,7 +303,7 @@ def test_a_forward_that_was_replaced_before_is_put_back() -> None:
     outer.__wrapped__ = inner  # type: ignore[attr-defined]
     network.forward = outer
     attachment = Forecasting(fixed_cadence(2, 1)).attach_to(network, lambda: 4)
-    _called(network, 4, _inputs("dit", 2, 1))
+    _count_calls(network, 4, _inputs("dit", 2, 1))
     attachment()
     assert network.forward is outer
     assert calls == [1]
@@ -323,12 +323,12 @@ def test_networks_that_are_no_transformer_are_forecast_whole(lite: bool) -> None
     pipe.set_progress_bar_config(disable=True)
     how = Forecasting(fixed_cadence(3, 2), Extrapolation(lite=lite))
     if not lite:
-        with pytest.raises(ValueError, match="UNet2DModel is no stack of transformer blocks"):
+        with pytest.raises(ValueError, match="UNet2DModel is not a stack of transformer blocks"):
             how.attach(pipe)
         return
     calls: list[int] = []
     unet.conv_in.register_forward_hook(lambda *_: calls.append(1))
-    with attached(how, pipe) as attachment:
+    with attach(how, pipe) as attachment:
         picture = pipe(num_inference_steps=8, output_type="np").images
     assert torch.from_numpy(picture).isfinite().all()
     assert attachment.statistics.full == len(calls) == 4  # F F t t F t t F
@@ -338,10 +338,12 @@ def test_networks_that_are_no_transformer_are_forecast_whole(lite: bool) -> None
 def test_lite_works_on_any_output_and_saves_every_block() -> None:
     pipe = flux()
     plain = draw(pipe)
-    found, attachment = _drawn(pipe, Forecasting(fixed_cadence(2, 1), Extrapolation(lite=True)))
+    found, attachment = _draw_image(
+        pipe, Forecasting(fixed_cadence(2, 1), Extrapolation(lite=True))
+    )
     assert not torch.equal(found, plain)
     assert attachment.statistics.full == attachment.statistics.forecast == STEPS
-    again, _ = _drawn(pipe, Forecasting(fixed_cadence(1, 1), Extrapolation(lite=True)))
+    again, _ = _draw_image(pipe, Forecasting(fixed_cadence(1, 1), Extrapolation(lite=True)))
     assert torch.equal(again, plain)
 
 
@@ -349,11 +351,11 @@ def test_lite_works_on_any_output_and_saves_every_block() -> None:
 def test_lite_forecasts_that_are_checked_compute_the_last_block_alone(name: str) -> None:
     pipe = PIPELINES[name]()
     runs: list[int] = []
-    for index, block in enumerate(stacked(pipe.transformer)):
+    for index, block in enumerate(transformer_blocks(pipe.transformer)):
         query = next(part for name, part in block.named_modules() if name.endswith("to_q"))
         query.register_forward_hook(lambda *_, index=index: runs.append(index))
     gate = ForecastGate(DecayingThreshold(base=1e9, decay=1.0, least=0, warm_up=1, most=STEPS))
-    found, attachment = _drawn(pipe, Forecasting(gate, Extrapolation(lite=True)))
+    found, attachment = _draw_image(pipe, Forecasting(gate, Extrapolation(lite=True)))
     assert attachment.statistics.full == 2 * CALLS[name]  # the first step, of two samples
     last = max(runs)
     assert [runs.count(index) for index in range(last)] == [CALLS[name]] * last
@@ -367,7 +369,7 @@ def test_what_cannot_be_forecast_is_refused() -> None:
     with pytest.raises(ValueError, match="order=-1"):
         Extrapolation(order=-1)
     pipe = dit()
-    with attached(Forecasting(ForecastGate()), pipe, 3), pytest.raises(ValueError, match="4 rows"):
+    with attach(Forecasting(ForecastGate()), pipe, 3), pytest.raises(ValueError, match="4 rows"):
         draw(pipe)
     with pytest.raises(ValueError, match="recipes speca and taylorseer"):
         ForecastGate().verify(None, None, None)  # type: ignore[arg-type]
@@ -378,12 +380,12 @@ def test_what_cannot_be_forecast_is_refused() -> None:
 
 
 def test_an_error_that_is_not_a_number_is_rejected() -> None:
-    def broken(forecast: Tensor, computed: Tensor) -> Tensor:
+    def broken_metric(forecast: Tensor, computed: Tensor) -> Tensor:
         return torch.full((len(forecast),), torch.nan)
 
     schedule = DecayingThreshold(base=1e9, floor=1e9, least=0, most=4, warm_up=1)
     pipe = dit()
-    found, attachment = _drawn(pipe, Forecasting(ForecastGate(schedule, broken)))
+    found, attachment = _draw_image(pipe, Forecasting(ForecastGate(schedule, broken_metric)))
     assert attachment.statistics.forecast == 0
     assert attachment.statistics.rejected > 0
     assert torch.equal(found, draw(pipe))

@@ -1,4 +1,4 @@
-"""Forecasts beside the factors of the published code, step by step."""
+"""Forecasts compared with the factors of the published code, step by step."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Published:
 @pytest.mark.parametrize("warm_up", [1, 2, 3, 4])
 @pytest.mark.parametrize("order", [0, 1, 2, 4])
 def test_differences_begin_where_they_do_in_the_published_code(order: int, warm_up: int) -> None:
-    """What the network puts out, in full and by forecast, at every one of 16 steps."""
+    """The network's output, in full and by forecast, at each of 16 steps."""
 
     class Echo(nn.Module):
         def forward(self, sample: Tensor, timestep: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Draft lengths: budgets, predicates on distributions, and what is learned from synthetic rounds."""
+"""Draft lengths: budgets, predicates on distributions, and adaptation to synthetic rounds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from mmspec.drafters.lengths.length import (
     Fixed,
     Heuristic,
     Length,
-    useful,
+    max_useful_length,
 )
 from tests.drafters.driving import context
 
@@ -62,12 +62,12 @@ def turn(
 def test_no_budget_beyond_what_can_be_kept(length: Length) -> None:
     now = context([1, 2], [1, 2], room=5)
     state = length.begin()
-    assert 1 <= length.budget(state, now) <= min(4, length.most)
+    assert 1 <= length.budget(state, now) <= min(4, length.max_length)
     now.history[0].extend([3, 3, 3, 3])  # one token left in row 0, three in row 1
     now.history[1].extend([3, 3])
     assert length.budget(state, now) == 2
     assert length.budget(state, replace(now, finished=(False, True))) == 0
-    assert useful(replace(now, finished=(True, True))) == 0
+    assert max_useful_length(replace(now, finished=(True, True))) == 0
 
 
 @pytest.mark.parametrize("length", LENGTHS, ids=repr)
@@ -75,39 +75,39 @@ def test_no_budget_beyond_what_can_be_kept(length: Length) -> None:
 def test_sure_rows_draft_on(length: Length, shape: tuple[int, ...]) -> None:
     sure, unsure = torch.tensor([9.0, -9.0, -torch.inf]), torch.zeros(3)
     distribution = Categorical(torch.stack([sure, unsure]).view(*shape, 3))
-    more = length.more(length.begin(), distribution)
-    if more is None:
+    draft_mask = length.draft_mask(length.begin(), distribution)
+    if draft_mask is None:
         assert isinstance(length, Fixed | Heuristic | Auto)
     else:
-        assert more.tolist() == [True, False]
-    hard = length.more(
+        assert draft_mask.tolist() == [True, False]
+    hard = length.draft_mask(
         length.begin(), replace(distribution, hard=True)
     )  # greedy drafting is judged alike
-    assert (more is None) == (hard is None)
-    assert more is None or hard is None or more.equal(hard)
+    assert (draft_mask is None) == (hard is None)
+    assert draft_mask is None or hard is None or draft_mask.equal(hard)
 
 
 def test_what_reaches_a_bound_drafts_on() -> None:
     sure = Categorical(torch.tensor([[0.0, -torch.inf]]))
     even = Categorical(torch.zeros(1, 2))
-    assert Entropy(h=0.0).more(None, sure).tolist() == [True]
-    assert Confidence(threshold=0.5).more(None, even).tolist() == [True]
+    assert Entropy(h=0.0).draft_mask(None, sure).tolist() == [True]
+    assert Confidence(threshold=0.5).draft_mask(None, even).tolist() == [True]
 
 
 def test_entropy_is_in_nats() -> None:
-    distribution = Categorical.of(E1[None])  # sqrt(0.15 H) = 0.393
-    assert Entropy(h=0.394).more(None, distribution).tolist() == [True]
-    assert Entropy(h=0.392).more(None, distribution).tolist() == [False]
+    distribution = Categorical.from_weights(E1[None])  # sqrt(0.15 H) = 0.393
+    assert Entropy(h=0.394).draft_mask(None, distribution).tolist() == [True]
+    assert Entropy(h=0.392).draft_mask(None, distribution).tolist() == [False]
     # the form of AdaEDL: 1 - sqrt(0.2 H) = 0.546 against lambda = 1 - h
-    for level, more in ((0.545, True), (0.547, False)):
+    for level, draft_mask in ((0.545, True), (0.547, False)):
         adaptive = AdaptiveEntropy(h=1 - level)
-        assert adaptive.more(adaptive.begin(), distribution).tolist() == [more]
+        assert adaptive.draft_mask(adaptive.begin(), distribution).tolist() == [draft_mask]
 
 
 def test_confidence_asks_the_best_token() -> None:
-    distribution = Categorical.of(E1[None])
-    assert Confidence(0.5 - 1e-6).more(None, distribution).tolist() == [True]
-    assert Confidence(0.51).more(None, distribution).tolist() == [False]
+    distribution = Categorical.from_weights(E1[None])
+    assert Confidence(0.5 - 1e-6).draft_mask(None, distribution).tolist() == [True]
+    assert Confidence(0.51).draft_mask(None, distribution).tolist() == [False]
 
 
 def test_adaptive_entropy_moves_towards_its_target() -> None:
@@ -125,7 +125,7 @@ def test_adaptive_entropy_moves_towards_its_target() -> None:
 
 
 def test_heuristic_goes_up_by_two_and_down_by_one() -> None:
-    length = Heuristic(start=5, most=8)
+    length = Heuristic(start=5, max_length=8)
     state = length.begin()
     for accepted, depth, expected in ((5, 5, 7), (7, 7, 8), (3, 8, 7), (0, 0, 7), (6, 7, 6)):
         state = length.observe(state, turn((accepted,), depth))
@@ -141,12 +141,12 @@ def test_a_shorter_draft_that_was_kept_whole_is_no_refusal() -> None:
     assert Heuristic(start=5).observe(5, uneven) == 7
     state = Auto().begin()
     Auto().observe(state, uneven)
-    assert state.tried[:3] == [2, 0, 0]
-    assert state.passed[:3] == [1, 0, 0]
+    assert state.num_tested[:3] == [2, 0, 0]
+    assert state.num_accepted[:3] == [1, 0, 0]
 
 
 def run(length: Auto, rounds: int, play: Callable[[int], Round]) -> tuple[list[int], Goodput]:
-    """Let `length` choose for some rounds, each answered by `play(k)`."""
+    """Let `length` choose for some rounds, with outcomes `play(k)`."""
     state, chosen = length.begin(), []
     now = context([1], room=10**6)
     for _ in range(rounds):
@@ -175,10 +175,10 @@ def test_auto_turns_off_when_drafts_are_worthless(caplog: pytest.LogCaptureFixtu
     assert sum(k > 0 for k in chosen) < 60
     assert sum(k > 0 for k in chosen[1000:]) <= 2 * 3  # probes have become rare
     assert any(k > 0 for k in chosen[50:])
-    assert state.plain > 1500
+    assert state.plain_rounds > 1500
     assert state.pauses >= 3
     assert len(caplog.records) == 1
-    assert "speculation loses time and is paused" in caplog.text
+    assert "speculation is slower and is paused" in caplog.text
     with caplog.at_level(logging.WARNING, "mmspec"):  # what was learned outlives the request
         again, _ = run(length, 100, world(0.02, draft=5e-3, verify=1e-2))
     assert sum(k > 0 for k in again) <= 3
@@ -186,7 +186,7 @@ def test_auto_turns_off_when_drafts_are_worthless(caplog: pytest.LogCaptureFixtu
 
 
 def test_auto_grows_when_drafts_are_free_and_accepted() -> None:
-    chosen, state = run(Auto(most=8), 100, world(0.97, draft=1e-5, verify=1e-2))
+    chosen, state = run(Auto(max_length=8), 100, world(0.97, draft=1e-5, verify=1e-2))
     assert chosen[0] == 3
     assert chosen[-1] == 8
     assert chosen[20:].count(8) >= 70
@@ -213,11 +213,11 @@ def test_auto_finds_about_the_best_length(share: float, draft: float, slope: flo
 def test_auto_turns_on_again_when_drafts_become_good() -> None:
     length = Auto()
     run(length, 60, world(0.0, draft=3e-3, verify=1e-2))
-    assert length.learned.paused
-    assert max(length.learned.tried) <= 2  # so that a probe counts
-    before = length.learned.pauses
+    assert length.statistics.is_paused
+    assert max(length.statistics.num_tested) <= 2  # so that a probe counts
+    before = length.statistics.pauses
     chosen, state = run(length, 300, world(0.95, draft=3e-3, verify=1e-2))
-    assert not state.paused
+    assert not state.is_paused
     assert state.pauses == before  # one probe is enough
     assert sum(chosen[-50:]) / 50 > 3
 
@@ -232,7 +232,7 @@ def test_auto_measures_anew_for_another_batch_size() -> None:
 
 
 def test_seconds_of_a_length_are_the_usual_ones() -> None:
-    """Without the prefill and without outliers; old ones are forgotten."""
+    """Without the prefill and without outliers; old ones are dropped."""
     length = Auto()
     state = length.begin()
     for spent in (1.0, 9.0, 1.0, 1.0, 7.0):
@@ -263,7 +263,7 @@ def test_requests_do_not_share_a_state() -> None:
     length.observe(one, turn((3,), 3, {"verify": 1.0}))
     assert two.rounds == 0
     assert not two.seconds
-    assert two.tried == [0.0] * 8
+    assert two.num_tested == [0.0] * 8
 
 
 @pytest.mark.parametrize(
@@ -284,11 +284,11 @@ def test_parse_names_the_choices() -> None:
 
 def test_lengths_below_one_are_refused() -> None:
     for make in (Heuristic, Entropy, AdaptiveEntropy, Confidence, Auto):
-        with pytest.raises(ValueError, match="most=0"):
-            make(most=0)
-    with pytest.raises(ValueError, match="most=-1"):
+        with pytest.raises(ValueError, match="max_length=0"):
+            make(max_length=0)
+    with pytest.raises(ValueError, match="max_length=-1"):
         Fixed(-1)
     with pytest.raises(ValueError, match="start=9"):
-        Heuristic(start=9, most=8)
+        Heuristic(start=9, max_length=8)
     with pytest.raises(ValueError, match="target=1"):
         AdaptiveEntropy(target=1)

@@ -1,4 +1,4 @@
-"""Children are drawn as their kind promises."""
+"""Children are drawn as their kind specifies."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Kind
 from mmspec.drafters.trees.draws import draw
 
-NOISE = KeyedNoise.seeded(4, 1, torch.device("cpu"))
+NOISE = KeyedNoise.from_seed(4, 1, torch.device("cpu"))
 COUNT = 40_000
 Q = torch.tensor([0.4, 0.3, 0.2, 0.1])
 
 
 def sample(kind: Kind, count: int, q: Tensor = Q, nodes: int = COUNT) -> Tensor:  # (nodes, count)
     index = torch.arange(nodes)
-    distribution = Categorical.of(q.expand(1, nodes, -1))
+    distribution = Categorical.from_weights(q.expand(1, nodes, -1))
     return draw(distribution, count, kind, NOISE, index[None], index)[0]
 
 
@@ -60,13 +60,13 @@ def test_chosen_children_are_the_best_in_order() -> None:
 @pytest.mark.parametrize("kind", [Kind.IID, Kind.WOR, Kind.HUB])
 def test_other_kinds_draw_with_noise_of_their_own(kind: Kind) -> None:
     """Of this round and node, whatever the position: the target's noise would bias what is kept."""
-    distribution, index = Categorical.of(Q.expand(1, 300, -1)), torch.arange(300)
+    distribution, index = Categorical.from_weights(Q.expand(1, 300, -1)), torch.arange(300)
     drawn = draw(distribution, 2, kind, NOISE, index[None], index)
     assert torch.equal(drawn, draw(distribution, 2, kind, NOISE, index[None] + 7, index))
     assert not torch.equal(
         drawn, draw(distribution, 2, kind, NOISE.at_round(1), index[None], index)
     )
-    own = distribution.sample(NOISE.shared(index[None]))
+    own = distribution.sample(NOISE.shared_keys(index[None]))
     same = float((drawn[..., -1 if kind is Kind.HUB else 0] == own).float().mean())
     wanted = float((Q[1:] / Q[1:].sum() * Q[1:]).sum() if kind is Kind.HUB else Q.square().sum())
     assert same == pytest.approx(wanted, abs=0.15)  # five standard deviations; 1 if it were shared
@@ -75,7 +75,7 @@ def test_other_kinds_draw_with_noise_of_their_own(kind: Kind) -> None:
 def test_a_race_is_run_with_the_target_s_noise() -> None:
     position = torch.arange(50)[None]
     distribution = Categorical(torch.randn(1, 50, 7, generator=torch.Generator().manual_seed(0)))
-    target = distribution.sample(NOISE.shared(position))
+    target = distribution.sample(NOISE.shared_keys(position))
     for count in (1, 3):
         first = draw(distribution, count, Kind.RACE, NOISE, position, position)[..., 0]
         assert torch.equal(first, target)

@@ -1,4 +1,4 @@
-"""A dynamic tree keeps to its sizes, to what can be kept, and to the likeliest nodes."""
+"""A dynamic tree respects its sizes and drafts the most probable nodes."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_it_keeps_to_its_sizes_and_to_what_can_be_kept(nodes: int, temperature: 
 
 
 class Watched(Autoregressive):
-    """Keeps its drafts, and the text that they were made for."""
+    """Records its drafts and the texts they were made for."""
 
     drafts: ClassVar[list[tuple[Draft, list[int]]]] = []
 

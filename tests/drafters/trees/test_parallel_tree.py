@@ -1,4 +1,4 @@
-"""The likeliest paths under distributions that do not hear each other: the best of all, and exact."""
+"""The most probable paths of independent heads: the best of all paths, and exact output."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ import torch
 
 import mmspec
 from mmspec.drafters.neural.multi_token import MEDUSA_HEADS
-from mmspec.drafters.trees.parallel_tree import ParallelTree, likeliest
+from mmspec.drafters.trees.parallel_tree import ParallelTree, best_paths
 from mmspec.models.heads.medusa import MedusaHeads
 from tests import toys
-from tests.drafters.heads import untrained
+from tests.drafters.heads import untrained_head
 from tests.toys.readers import backbone
 
 
@@ -32,14 +32,14 @@ def test_the_likeliest_paths_are_the_best_of_all() -> None:
         }
         scores = [[log(one) for one in row] for row in chances]
         for nodes in (1, 7, 30, 500):
-            found = likeliest(scores, nodes)
+            found = best_paths(scores, nodes)
             best = sorted(every.values(), reverse=True)[:nodes]
             assert sorted((every[path] for path in found), reverse=True) == pytest.approx(best)
             assert len(set(found)) == len(found) == min(nodes, len(every))
             assert all(len(p) == 1 or p[:-1] in found[:at] for at, p in enumerate(found))
     shown = [[log(0.6), log(0.4)], [log(0.7), log(0.3)]]
-    assert likeliest(shown, 4) == [(0,), (0, 0), (1,), (1, 0)]
-    assert likeliest([[0.0, -torch.inf]] * 2, 9) == [(0,), (0, 0)]  # what cannot be is no node
+    assert best_paths(shown, 4) == [(0,), (0, 0), (1,), (1, 0)]
+    assert best_paths([[0.0, -torch.inf]] * 2, 9) == [(0,), (0, 0)]  # what cannot be is no node
 
 
 @pytest.fixture(scope="module")
@@ -78,7 +78,7 @@ def test_one_child_each_is_the_chain(heads: MedusaHeads) -> None:
 
 def test_a_head_that_hears_its_draft_is_refused() -> None:
     model = toys.model("llava")
-    with pytest.raises(ValueError, match="FeatureDraft go by the tokens before them"):
-        mmspec.accelerate(model, "eagle-2", drafter=untrained(model), tree="parallel")
+    with pytest.raises(ValueError, match="FeatureDraft depend on the tokens before them"):
+        mmspec.accelerate(model, "eagle-2", drafter=untrained_head(model), tree="parallel")
     with pytest.raises(ValueError, match="branch=0"):
         ParallelTree(branch=0)

@@ -1,4 +1,4 @@
-"""Sequoia's programme finds the best tree of every size."""
+"""Sequoia's dynamic programme finds the best tree of every size."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def test_a_tree_has_a_size(nodes: int, depth: int) -> None:
 
 
 def trees(most: int, depth: int, width: int) -> list[Tree]:
-    """Every tree of at most so many nodes and levels, and children per node."""
+    """Every tree with at most so many nodes, levels, and children per node."""
     found = [Tree(())]
     for nodes in range(1, most + 1):
         for parents in product(*(range(-1, node) for node in range(nodes))):
@@ -72,9 +72,9 @@ def trees(most: int, depth: int, width: int) -> list[Tree]:
 
 
 def worth(tree: Tree, rates: tuple[float, ...]) -> float:
-    """Expected tokens: the target's own, and every node as likely as its path."""
+    """Expected tokens: the target's own, plus the probability of every node's path."""
     chance: list[float] = []
     for node, parent in enumerate(tree.parents):
-        rank = tree.kids[parent + 1].index(node)
+        rank = tree.children[parent + 1].index(node)
         chance.append((1.0 if parent < 0 else chance[parent]) * rates[rank])
     return 1 + sum(chance)

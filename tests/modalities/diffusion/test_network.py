@@ -16,13 +16,21 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.modalities.diffusion.network import PipelineDenoiser, pictures
+from mmspec.modalities.diffusion.network import PipelineDenoiser, count_images
 from mmspec.recipe import Recipe
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 from tests.covering import covering
-from tests.modalities.sampling import COPIES, FROZEN, PLAIN, STEPS, alone, draw, shared
-from tests.toys.embedded_pipelines import embedded
-from tests.toys.pipelines import PROMPTS, asked, pipeline
+from tests.modalities.sampling import (
+    COPIES,
+    FROZEN,
+    PLAIN,
+    STEPS,
+    draw,
+    run_pipeline_alone,
+    shared_pipeline,
+)
+from tests.toys.embedded_pipelines import build_pipeline
+from tests.toys.pipelines import PROMPTS, build_request, pipeline
 
 
 @pytest.mark.parametrize(
@@ -49,9 +57,11 @@ from tests.toys.pipelines import PROMPTS, asked, pipeline
 def test_plain_sampling_is_the_pipelines_own(
     name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipe = shared(name)
+    pipe = shared_pipeline(name)
     images = 2 * more.get("num_images_per_prompt", 1)
-    expected = alone(pipe, images, monkeypatch, lambda one: draw(pipe, name, generator=one, **more))
+    expected = run_pipeline_alone(
+        pipe, images, monkeypatch, lambda one: draw(pipe, name, generator=one, **more)
+    )
     fast = mmspec.accelerate(pipe, PLAIN)
     found = draw(fast, name, generator=torch.Generator().manual_seed(5), **more)
     assert expected.std() > 0.05
@@ -63,15 +73,15 @@ def test_plain_sampling_is_the_pipelines_own(
 @pytest.mark.parametrize("name", ["ddpm", "sd", "flux"])
 @pytest.mark.parametrize("recipe", [COPIES, FROZEN], ids=["copies", "frozen"])
 def test_a_window_of_one_is_plain_sampling_bit_for_bit(name: str, recipe: Recipe) -> None:
-    pipe = shared(name)
+    pipe = shared_pipeline(name)
     plain = draw(mmspec.accelerate(pipe, PLAIN), name, seed=1)
     assert torch.equal(draw(mmspec.accelerate(pipe, recipe, window=1), name, seed=1), plain)
 
 
 @pytest.mark.parametrize(("name", "width"), [("ddpm", 1), ("sd", 2), ("dit", 2)])
 def test_copies_are_plain_sampling_bit_for_bit(name: str, width: int) -> None:
-    """With one state at a time in the network, where the batch cannot change its rounding."""
-    pipe = shared(name)
+    """With one state per network call, so that batching cannot change the rounding."""
+    pipe = shared_pipeline(name)
     plain = draw(mmspec.accelerate(pipe, PLAIN, max_rows=width), name, seed=1)
     fast: Any = mmspec.accelerate(pipe, COPIES, max_rows=width)
     assert torch.equal(draw(fast, name, seed=1), plain)
@@ -83,18 +93,18 @@ def test_copies_are_plain_sampling_bit_for_bit(name: str, width: int) -> None:
     ("name", "recipe"), covering(("sd", "dit", "flux"), (FROZEN, COPIES), strength=1)
 )
 def test_a_batch_is_its_pictures_alone(name: str, recipe: Recipe) -> None:
-    """Within 1e-3: guided random networks and reflections magnify the rounding of a batch."""
-    fast: Any = mmspec.accelerate(shared(name), recipe)
+    """Within 1e-3: guided random networks and reflections amplify the rounding of a batch."""
+    fast: Any = mmspec.accelerate(shared_pipeline(name), recipe)
     together = draw(fast, name, 3, seed=3, num_inference_steps=8)
-    first = next(iter(asked(name)))
+    first = next(iter(build_request(name)))
     for row in range(3):
-        one = {first: asked(name, 3)[first][row : row + 1]}
+        one = {first: build_request(name, 3)[first][row : row + 1]}
         found = draw(fast, name, 1, seed=3, row_ids=[row], num_inference_steps=8, **one)
         torch.testing.assert_close(found[0], together[row], atol=1e-3, rtol=1e-2)
 
 
 def test_pictures_go_at_their_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some call serves pictures that stand at different steps, and all of them arrive."""
+    """Some calls have images at different steps, and all images are finished."""
     seen: list[dict[int, int]] = []
     plain = PipelineDenoiser.predict
 
@@ -104,7 +114,7 @@ def test_pictures_go_at_their_own_pace(monkeypatch: pytest.MonkeyPatch) -> None:
         return plain(self, states, step, row)
 
     monkeypatch.setattr(PipelineDenoiser, "predict", watched)
-    fast: Any = mmspec.accelerate(shared("dit"), FROZEN)
+    fast: Any = mmspec.accelerate(shared_pipeline("dit"), FROZEN)
     draw(fast, "dit", 3, seed=0, num_inference_steps=20)
     assert any(len(set(steps.values())) > 1 for steps in seen)
     assert fast.last_stats.num_new_tokens == 3 * 20
@@ -154,7 +164,7 @@ def test_max_rows_bounds_the_network() -> None:
 
 
 def test_a_seed_is_a_picture() -> None:
-    fast: Any = mmspec.accelerate(shared("sd"), PLAIN)
+    fast: Any = mmspec.accelerate(shared_pipeline("sd"), PLAIN)
     state = torch.get_rng_state()
     one, again, other = (draw(fast, "sd", seed=seed) for seed in (0, np.int64(0), 1))
     assert torch.equal(one, again)
@@ -167,7 +177,7 @@ def test_a_seed_is_a_picture() -> None:
 
 
 def test_a_picture_depends_on_its_own_generator_alone() -> None:
-    fast: Any = mmspec.accelerate(shared("sd"), PLAIN)
+    fast: Any = mmspec.accelerate(shared_pipeline("sd"), PLAIN)
 
     def generators(*seeds: int) -> list[torch.Generator]:
         return [torch.Generator().manual_seed(seed) for seed in seeds]
@@ -180,7 +190,7 @@ def test_a_picture_depends_on_its_own_generator_alone() -> None:
 
 
 def test_outputs_are_the_pipelines_own() -> None:
-    pipe = shared("sd")
+    pipe = shared_pipeline("sd")
     fast: Any = mmspec.accelerate(pipe, "asd", window=2)
     settings: dict[str, Any] = {"num_inference_steps": 4, "seed": 0}
     out = fast(PROMPTS[0], **settings)
@@ -252,8 +262,8 @@ def test_model_offload_on_a_device() -> None:
 
 
 def test_a_draft_pipeline_drafts() -> None:
-    """The target's own weights are accepted whole, other ones in part; both are exact."""
-    pipe, other = shared("dit"), pipeline("dit", seed=9)
+    """Drafts with the target's weights are all accepted, others in part; both are exact."""
+    pipe, other = shared_pipeline("dit"), pipeline("dit", seed=9)
     calls = {}
     for name, small in (("same", pipe), ("other", other)):
         fast: Any = mmspec.accelerate(pipe, "accelerated-diffusion", drafter=small, window=4)
@@ -272,7 +282,7 @@ def test_a_deterministic_scheduler_is_made_random_by_eta() -> None:
     assert torch.isfinite(draw(fast, "flux", seed=0, churn=0.7)).all()
     with pytest.raises(ValueError, match=r"give eta=1\.0"):
         draw(fast, "flux", seed=0)
-    with pytest.raises(ValueError, match=r"eta='1' is no number of at least 0; give one"):
+    with pytest.raises(ValueError, match=r"eta='1' must be a number of at least 0; give one"):
         draw(fast, "flux", seed=0, eta="1")
 
 
@@ -287,7 +297,7 @@ def test_a_deterministic_scheduler_is_made_random_by_eta() -> None:
     ids=["ddim", "euler", "dpm", "flow"],
 )
 def test_tolerances_take_deterministic_chains(name: str, scheduler: Any) -> None:
-    """Without tolerance they are the pipeline's own call, at no gain; with it they save calls."""
+    """Without tolerance the result is that of the pipeline; with it calls are saved."""
     pipe, calls = pipeline(name), []
     pipe.scheduler = scheduler
     expected = draw(pipe, name, generator=torch.Generator().manual_seed(5))
@@ -306,7 +316,7 @@ def test_tolerances_take_deterministic_chains(name: str, scheduler: Any) -> None
 @pytest.mark.parametrize("name", ["dit", "flux"])
 @pytest.mark.parametrize("recipe", ["taylorseer", "speca"])
 def test_forecasts_leave_the_loop_to_the_pipeline(name: str, recipe: str) -> None:
-    """Neutral settings give the pipeline's picture, others another one; the network is returned."""
+    """Neutral settings give the pipeline's image, others do not; the network is restored."""
     pipe, steps = pipeline(name), 8
     torch.manual_seed(0)  # the steps of these two pipelines draw from the global generator
     plain = draw(pipe, name, generator=torch.Generator().manual_seed(0), num_inference_steps=steps)
@@ -331,7 +341,7 @@ def test_forecasts_leave_the_loop_to_the_pipeline(name: str, recipe: str) -> Non
 
 @pytest.mark.parametrize("recipe", mmspec.recipes.names("latents"))
 def test_every_recipe_of_latents_runs(recipe: str) -> None:
-    pipe = shared("dit")
+    pipe = shared_pipeline("dit")
     takes = mmspec.recipes.get(recipe).takes_drafter
     fast: Any = mmspec.accelerate(pipe, recipe, drafter=pipe if takes else None)
     assert torch.isfinite(draw(fast, "dit", seed=0, num_inference_steps=12)).all()
@@ -342,7 +352,7 @@ def test_every_recipe_of_latents_runs(recipe: str) -> None:
     "recipe", [name for name in mmspec.recipes.names("latents") if mmspec.recipes.get(name).exact]
 )
 def test_a_learned_variance_is_sampled_or_refused(recipe: str) -> None:
-    pipe = shared("learned")
+    pipe = shared_pipeline("learned")
     takes = mmspec.recipes.get(recipe).takes_drafter
     fast: Any = mmspec.accelerate(pipe, recipe, drafter=pipe if takes else None)
     if recipe in ("asd-tree", "block-diffusion"):
@@ -357,16 +367,16 @@ def test_a_learned_variance_is_sampled_or_refused(recipe: str) -> None:
 
 
 def test_pictures_are_counted() -> None:
-    assert pictures({"prompt": "one", "num_images_per_prompt": 3}) == 3
-    assert pictures({"prompt": ["a", "b"], "num_videos_per_prompt": 2}) == 4
-    assert pictures({"class_labels": [1, 2, 3], "prompt": None}) == 3
-    assert pictures({"batch_size": 5}) == 5
-    assert pictures({}) is None
-    assert pictures({"prompt_embeds": object()}) is None  # for the pipeline to refuse
+    assert count_images({"prompt": "one", "num_images_per_prompt": 3}) == 3
+    assert count_images({"prompt": ["a", "b"], "num_videos_per_prompt": 2}) == 4
+    assert count_images({"class_labels": [1, 2, 3], "prompt": None}) == 3
+    assert count_images({"batch_size": 5}) == 5
+    assert count_images({}) is None
+    assert count_images({"prompt_embeds": object()}) is None  # for the pipeline to refuse
 
 
 def test_words_for_more_pictures_than_there_are_have_a_name() -> None:
-    pipe, given = embedded("wan-2.2")
+    pipe, given = build_pipeline("wan-2.2")
     given["negative_prompt_embeds"] = given["negative_prompt_embeds"].repeat(3, 1, 1)
     with pytest.raises(ValueError, match="3 rows of encoder_hidden_states for 1 of states"):
         mmspec.accelerate(pipe, PLAIN)(num_inference_steps=3, **given)
@@ -374,8 +384,8 @@ def test_words_for_more_pictures_than_there_are_have_a_name() -> None:
 
 @pytest.mark.parametrize("name", ["prompt", "class_labels"])
 def test_a_call_for_no_picture_is_refused(name: str) -> None:
-    with pytest.raises(ValueError, match=rf"{name}=\[\] asks for no picture; give"):
-        pictures({name: []})
+    with pytest.raises(ValueError, match=rf"{name}=\[\] requests no image; give"):
+        count_images({name: []})
 
 
 @pytest.mark.parametrize("recipe", ["asd", "speca"])
@@ -383,5 +393,5 @@ def test_a_call_for_no_picture_is_refused(name: str) -> None:
 def test_counts_below_one_are_refused_by_name(recipe: str, count: dict[str, int]) -> None:
     name, value = next(iter(count.items()))
     fast = mmspec.accelerate(pipeline("ddpm"), recipe)
-    with pytest.raises(ValueError, match=rf"{name}={value} is no whole number of at least 1"):
+    with pytest.raises(ValueError, match=rf"{name}={value} must be a whole number of at least 1"):
         fast(**{"num_inference_steps": 2, **count})

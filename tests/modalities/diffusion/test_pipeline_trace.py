@@ -1,4 +1,4 @@
-"""What the rehearsal of a pipeline's loop finds out and refuses, and all other mistakes."""
+"""Features of a pipeline's loop that tracing detects and refuses, and other user errors."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ import torch
 
 import mmspec
 from mmspec.decode import BrokenLogits
-from mmspec.modalities.diffusion.stages import Made, Stages
+from mmspec.modalities.diffusion.call_recorder import Stages, StubCall
 from mmspec.recipe import Recipe
 from tests import toys
-from tests.modalities.sampling import FROZEN, PLAIN, STEPS, draw, shared
+from tests.modalities.sampling import FROZEN, PLAIN, STEPS, draw, shared_pipeline
 from tests.toys.pipelines import UNET, pipeline
 
 
 class Bad:
-    """Mistakes, each with what its message must say."""
+    """Mistakes, each with its expected message."""
 
     @staticmethod
     def solver() -> None:
@@ -35,11 +35,11 @@ class Bad:
 
     @staticmethod
     def ddim() -> None:
-        draw(mmspec.accelerate(shared("ddim"), "asd", window=2), "ddim", seed=0)
+        draw(mmspec.accelerate(shared_pipeline("ddim"), "asd", window=2), "ddim", seed=0)
 
     @staticmethod
     def token_recipe() -> None:
-        mmspec.accelerate(shared("sd"), "prompt-lookup")
+        mmspec.accelerate(shared_pipeline("sd"), "prompt-lookup")
 
     @staticmethod
     def latent_recipe() -> None:
@@ -47,31 +47,31 @@ class Bad:
 
     @staticmethod
     def long_window() -> None:
-        draw(mmspec.accelerate(shared("sd"), "asd", window=STEPS + 1), "sd")
+        draw(mmspec.accelerate(shared_pipeline("sd"), "asd", window=STEPS + 1), "sd")
 
     @staticmethod
     def both_shapes() -> None:
-        mmspec.accelerate(shared("sd"), "asd", window=3, tree=[2, 1])
+        mmspec.accelerate(shared_pipeline("sd"), "asd", window=3, tree=[2, 1])
 
     @staticmethod
     def unknown_part() -> None:
-        mmspec.accelerate(shared("sd"), "asd", windw=3)
+        mmspec.accelerate(shared_pipeline("sd"), "asd", windw=3)
 
     @staticmethod
     def compressor() -> None:
-        mmspec.accelerate(shared("sd"), "asd", compressor="average-pool")
+        mmspec.accelerate(shared_pipeline("sd"), "asd", compressor="average-pool")
 
     @staticmethod
     def unknown_argument() -> None:
-        draw(mmspec.accelerate(shared("sd"), PLAIN), "sd", guidance_scal=3.0)
+        draw(mmspec.accelerate(shared_pipeline("sd"), PLAIN), "sd", guidance_scal=3.0)
 
     @staticmethod
     def twice() -> None:
-        mmspec.accelerate(shared("sd"), PLAIN)("a", prompt="b")
+        mmspec.accelerate(shared_pipeline("sd"), PLAIN)("a", prompt="b")
 
     @staticmethod
     def two_noises() -> None:
-        fast = mmspec.accelerate(shared("sd"), PLAIN)
+        fast = mmspec.accelerate(shared_pipeline("sd"), PLAIN)
         draw(fast, "sd", seed=0, generator=torch.Generator())
 
     @staticmethod
@@ -82,19 +82,23 @@ class Bad:
 
     @staticmethod
     def no_drafter() -> None:
-        mmspec.accelerate(shared("sd"), "accelerated-diffusion")
+        mmspec.accelerate(shared_pipeline("sd"), "accelerated-diffusion")
 
     @staticmethod
     def needless_drafter() -> None:
-        mmspec.accelerate(shared("sd"), "asd", drafter=shared("sd"))
+        mmspec.accelerate(shared_pipeline("sd"), "asd", drafter=shared_pipeline("sd"))
 
     @staticmethod
     def no_pipeline() -> None:
-        mmspec.accelerate(shared("sd"), "accelerated-diffusion", drafter=shared("sd").unet)
+        mmspec.accelerate(
+            shared_pipeline("sd"), "accelerated-diffusion", drafter=shared_pipeline("sd").unet
+        )
 
     @staticmethod
     def other_arguments() -> None:
-        mmspec.accelerate(shared("sd"), "accelerated-diffusion", drafter=shared("dit"))
+        mmspec.accelerate(
+            shared_pipeline("sd"), "accelerated-diffusion", drafter=shared_pipeline("dit")
+        )
 
     @staticmethod
     def other_size() -> None:
@@ -106,16 +110,18 @@ class Bad:
             "up_block_types": blocks[1],
         }
         small = diffusers.DDPMPipeline(diffusers.UNet2DModel(**sizes), diffusers.DDPMScheduler())
-        fast = mmspec.accelerate(shared("ddpm"), "accelerated-diffusion", drafter=small, window=2)
+        fast = mmspec.accelerate(
+            shared_pipeline("ddpm"), "accelerated-diffusion", drafter=small, window=2
+        )
         draw(fast, "ddpm")
 
     @staticmethod
     def small_max_rows() -> None:
-        draw(mmspec.accelerate(shared("sd"), PLAIN, max_rows=1), "sd")
+        draw(mmspec.accelerate(shared_pipeline("sd"), PLAIN, max_rows=1), "sd")
 
     @staticmethod
     def half_way() -> None:
-        draw(mmspec.accelerate(shared("sdxl"), PLAIN), "sdxl", denoising_end=0.5)
+        draw(mmspec.accelerate(shared_pipeline("sdxl"), PLAIN), "sdxl", denoising_end=0.5)
 
     @staticmethod
     def cached() -> None:
@@ -127,8 +133,8 @@ class Bad:
 @pytest.mark.parametrize(
     ("mistake", "message"),
     [
-        (Bad.solver, "draws no noise.*sde-dpmsolver"),
-        (Bad.unknown_scheduler, "cannot read LCMScheduler"),
+        (Bad.solver, "deterministic steps.*sde-dpmsolver"),
+        (Bad.unknown_scheduler, "does not support LCMScheduler"),
         (Bad.ddim, "give eta=1.0"),
         (Bad.token_recipe, "decodes tokens.*StableDiffusionPipeline gives latents.*asd"),
         (Bad.latent_recipe, "'asd' decodes latents.*recipes for it:.*prompt-lookup"),
@@ -137,7 +143,7 @@ class Bad:
         (Bad.unknown_part, "unknown keyword windw.*did you mean 'window'"),
         (Bad.compressor, "unknown keyword compressor"),
         (Bad.unknown_argument, "did you mean 'guidance_scale'"),
-        (Bad.twice, "prompt is given by place and by name"),
+        (Bad.twice, "prompt is given by position and by name"),
         (Bad.two_noises, "give one of them"),
         (Bad.no_network, "no denoising network"),
         (Bad.no_drafter, "needs a draft pipeline"),
@@ -160,7 +166,7 @@ def test_broken_latents_name_the_round(recipe: Recipe) -> None:
     latents = torch.zeros(2, 4, 8, 8)
     latents[1] = 3e38  # finite; the network overflows on it
     with pytest.raises(BrokenLogits, match=r"NaN or infinite in round 0 \(row 1"):
-        draw(mmspec.accelerate(shared("sd"), recipe), "sd", latents=latents)
+        draw(mmspec.accelerate(shared_pipeline("sd"), recipe), "sd", latents=latents)
 
 
 @pytest.mark.parametrize("recipe", ["asd", "speca"])
@@ -168,23 +174,27 @@ def test_broken_latents_name_the_round(recipe: Recipe) -> None:
 def test_latents_that_are_no_numbers_are_named(recipe: str, value: float) -> None:
     latents = torch.zeros(2, 4, 8, 8)
     latents[1, 0, 0, 0] = value
-    with pytest.raises(ValueError, match=r"latents=float32 \(2, 4, 8, 8\) are no tensor of finite"):
-        draw(mmspec.accelerate(shared("sd"), recipe), "sd", latents=latents)
+    with pytest.raises(
+        ValueError, match=r"latents=float32 \(2, 4, 8, 8\) must be a tensor of finite"
+    ):
+        draw(mmspec.accelerate(shared_pipeline("sd"), recipe), "sd", latents=latents)
 
 
-def test_steps_are_told_apart_by_what_they_call_and_not_by_their_states() -> None:
+def test_stages_depend_on_network_calls_and_not_on_states() -> None:
     states, words = torch.zeros(2, 4), torch.zeros(2, 3)
     stages = Stages({}, [])
 
-    def made(*rows: int) -> list[Made]:
-        return [Made("unet", (states[:n], words[:n]), {}, [states[:n]]) for n in rows]
+    def make_calls(*rows: int) -> list[StubCall]:
+        return [StubCall("unet", (states[:n], words[:n]), {}, [states[:n]]) for n in rows]
 
-    both, one = stages.of(0, made(2)), stages.of(1, made(1))
-    assert stages.of(2, made(2)) is both is not one  # the guidance of step 1 has one branch
-    assert stages.of(3, made(1, 1)) is not both  # and of step 3 a call for each
-    assert stages.of(0, made(2)) is both  # in a second rehearsal
-    with pytest.raises(ValueError, match=r"by what the states are.*speca and taylorseer"):
-        stages.of(0, made(1))
+    both, one = stages.find_stage(0, make_calls(2)), stages.find_stage(1, make_calls(1))
+    assert (
+        stages.find_stage(2, make_calls(2)) is both is not one
+    )  # the guidance of step 1 has one branch
+    assert stages.find_stage(3, make_calls(1, 1)) is not both  # and of step 3 a call for each
+    assert stages.find_stage(0, make_calls(2)) is both  # in a second rehearsal
+    with pytest.raises(ValueError, match=r"depend on the states.*speca and taylorseer"):
+        stages.find_stage(0, make_calls(1))
 
 
 def test_a_step_without_the_network_is_refused() -> None:

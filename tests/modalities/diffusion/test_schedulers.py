@@ -1,4 +1,4 @@
-"""Samplers read from schedulers against the schedulers' own `step`, the same noise in both."""
+"""Samplers of schedulers against the schedulers' own `step` with the same noise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from diffusers import (
 )
 from torch import Tensor
 
-from mmspec.modalities.diffusion.schedulers import Sampler, sampler
+from mmspec.modalities.diffusion.schedulers import Sampler, read_scheduler
 from mmspec.targets.continuous.denoising import Prediction
 from tests.covering import covering
 
@@ -31,7 +31,7 @@ ODE = {**SDE, "algorithm_type": "dpmsolver++"}
 
 
 def _network(states: Tensor, t: Tensor, channels: int = 3) -> Tensor:
-    """Some smooth function of a state and its time, row by row: outputs of any meaning."""
+    """A smooth function of state and timestep per row, usable as any prediction type."""
     out = 1.5 * torch.sin(2 * states.flip(2) + states + t.double().reshape(-1, 1, 1, 1) / 300)
     return torch.cat((out, 0.5 * torch.cos(states) - 0.1), 1)[:, :channels]
 
@@ -41,7 +41,7 @@ def _noise(seed: int, dtype: torch.dtype) -> Tensor:
 
 
 def _widen(scheduler: Any) -> Any:
-    """Let the scheduler itself compute in float64, so that only formulas are compared."""
+    """Make the scheduler compute in float64, so that only formulas are compared."""
     for name in ("alphas_cumprod", "sigmas", "final_alpha_cumprod"):
         if getattr(scheduler, name, None) is not None:
             setattr(scheduler, name, getattr(scheduler, name).double())
@@ -49,7 +49,7 @@ def _widen(scheduler: Any) -> Any:
 
 
 def _gap(scheduler: Any, found: Sampler, channels: int = 3, **step: Any) -> float:
-    """The largest difference of a step anywhere on a chain of theirs, in units of the state."""
+    """The largest difference of a step along a chain of the scheduler, relative to the state."""
     drawn = torch.float64
     if isinstance(scheduler, DPMSolverMultistepScheduler | FlowMatchEulerDiscreteScheduler):
         drawn = torch.float32
@@ -59,11 +59,11 @@ def _gap(scheduler: Any, found: Sampler, channels: int = 3, **step: Any) -> floa
         index, size = torch.full((2,), n), float(x.abs().max().clamp_min(1))
         assert found.timesteps[n] == t
         shown = scheduler.scale_model_input(x, t) if found.scale is not None else x
-        torch.testing.assert_close(found.scaled(x, index), shown, atol=1e-6, rtol=1e-6)
+        torch.testing.assert_close(found.scale_states(x, index), shown, atol=1e-6, rtol=1e-6)
         raw = _network(shown, t.expand(2), channels)
         seen = found.clean(raw, x, index)
-        std = found.kernel.deviation(index, x) if seen.std is None else seen.std
-        clean, before = found.kernel.continued(seen.clean, before, index), seen.clean
+        std = found.kernel.std_at(index, x) if seen.std is None else seen.std
+        clean, before = found.kernel.extrapolate(seen.clean, before, index), seen.clean
         ours = found.kernel.mean(x, clean, index) + std * _noise(n, drawn).double()
         seeded = torch.Generator().manual_seed(n)
         x = scheduler.step(raw, t, x, generator=seeded, **step).prev_sample.double()
@@ -84,8 +84,8 @@ def test_ddpm(spacing: str, kind: str, limit: str, offset: int) -> None:
         steps_offset=offset,
     )
     scheduler.set_timesteps(10)
-    found = sampler(_widen(scheduler))
-    assert found.kernel.steps == 10
+    found = read_scheduler(_widen(scheduler))
+    assert found.kernel.num_steps == 10
     assert _gap(scheduler, found) < 1e-9
 
 
@@ -94,7 +94,7 @@ def test_ddpm(spacing: str, kind: str, limit: str, offset: int) -> None:
 def test_variances_of_ddpm(spacing: str, variance: str) -> None:
     scheduler = DDPMScheduler(timestep_spacing=spacing, variance_type=variance)
     scheduler.set_timesteps(12)
-    found, channels = sampler(_widen(scheduler)), 6 if variance.startswith("learned") else 3
+    found, channels = read_scheduler(_widen(scheduler)), 6 if variance.startswith("learned") else 3
     if variance == "learned":  # the output is the variance itself: only its size can be compared
         raw = torch.cat((torch.zeros(SHAPE), torch.full(SHAPE, 0.25)), 1).double()
         seen = found.clean(raw, _noise(0, torch.float64), torch.tensor([3, 11]))
@@ -108,7 +108,7 @@ def test_variances_of_ddpm(spacing: str, variance: str) -> None:
 def test_a_learned_variance_follows_step() -> None:
     scheduler = DDPMScheduler(variance_type="learned")
     scheduler.set_timesteps(10)
-    found = sampler(_widen(scheduler))
+    found = read_scheduler(_widen(scheduler))
     x, t = _noise(0, torch.float64), scheduler.timesteps[4]
     raw = torch.cat((_noise(1, torch.float64), _noise(2, torch.float64).abs()), 1)
     want = scheduler.step(raw, t, x, generator=torch.Generator().manual_seed(3)).prev_sample
@@ -120,21 +120,23 @@ def test_a_learned_variance_follows_step() -> None:
 
 
 def test_fixed_large_log_is_what_it_was_meant_to_be() -> None:
-    """diffusers takes the square root of the logarithm; the read kernel is that of fixed_large."""
+    """diffusers takes the square root of the logarithm; the kernel here is that of fixed_large."""
     scheduler = DDPMScheduler(variance_type="fixed_large_log")
     scheduler.set_timesteps(10)
     x = _noise(0, torch.float32)
     assert scheduler.step(x, scheduler.timesteps[3], x).prev_sample.isnan().all()
     large = DDPMScheduler(variance_type="fixed_large")
     large.set_timesteps(10)
-    assert torch.equal(sampler(scheduler).kernel.std, sampler(large).kernel.std)
+    assert torch.equal(read_scheduler(scheduler).kernel.std, read_scheduler(large).kernel.std)
 
 
 def test_every_step_of_training_and_custom_timesteps() -> None:
     whole = _widen(DDPMScheduler(num_train_timesteps=100))
-    assert _gap(whole, sampler(whole)) < 1e-9  # set_timesteps never called: the training grid
+    assert (
+        _gap(whole, read_scheduler(whole)) < 1e-9
+    )  # set_timesteps never called: the training grid
     whole.set_timesteps(timesteps=[99, 70, 33, 32, 7])
-    assert _gap(whole, sampler(whole)) < 1e-9
+    assert _gap(whole, read_scheduler(whole)) < 1e-9
 
 
 @pytest.mark.parametrize(
@@ -153,9 +155,9 @@ def test_ddim(spacing: str, kind: str, limit: str, eta: float) -> None:
     scheduler.set_timesteps(10)
     if spacing == "linspace" and limit != "none":
         with pytest.raises(ValueError, match="set_alpha_to_one=True"):
-            sampler(scheduler, eta=eta, deterministic=True)
+            read_scheduler(scheduler, eta=eta, deterministic=True)
         return
-    found = sampler(_widen(scheduler), eta=eta, deterministic=True)
+    found = read_scheduler(_widen(scheduler), eta=eta, deterministic=True)
     assert any(found.kernel.is_random) is (eta > 0)
     assert _gap(scheduler, found, eta=eta) < 1e-9
 
@@ -163,19 +165,19 @@ def test_ddim(spacing: str, kind: str, limit: str, eta: float) -> None:
 @pytest.mark.parametrize("family", [DDPMScheduler, DDIMScheduler])
 @pytest.mark.parametrize("spacing", ["linspace", "trailing"])
 def test_zero_terminal_snr(family: Any, spacing: str) -> None:
-    """The first state is noise alone (alpha = 0): its sampler is v-prediction's, or none."""
+    """The first state is pure noise (alpha = 0), which needs v-prediction."""
     settings = {"rescale_betas_zero_snr": True, "timestep_spacing": spacing, "clip_sample": False}
     scheduler = family(**settings, prediction_type="v_prediction")
     scheduler.set_timesteps(20)
     extra: dict[str, Any] = {"eta": 1.0} if family is DDIMScheduler else {}
-    found = sampler(_widen(scheduler), **extra)
+    found = read_scheduler(_widen(scheduler), **extra)
     assert found.kernel.alpha[0] == 0
     # diffusers' DDIM takes the root of 1 - alpha - std^2 there: 0, or the rounding of float64
     assert _gap(scheduler, found, **extra) < (1e-7 if extra else 1e-9)
     scheduler = family(**settings)
     scheduler.set_timesteps(20)
     with pytest.raises(ValueError, match="zero terminal SNR"):
-        sampler(scheduler, **extra)
+        read_scheduler(scheduler, **extra)
 
 
 @pytest.mark.parametrize("spacing", SPACINGS)
@@ -186,7 +188,7 @@ def test_euler_ancestral(spacing: str, kind: str, rescaled: bool) -> None:
         timestep_spacing=spacing, prediction_type=kind, rescale_betas_zero_snr=rescaled
     )
     scheduler.set_timesteps(8)
-    found = sampler(_widen(scheduler))
+    found = read_scheduler(_widen(scheduler))
     assert _gap(scheduler, found) < 1e-6  # its states are float32
 
 
@@ -206,7 +208,7 @@ def test_euler_ancestral(spacing: str, kind: str, rescaled: bool) -> None:
 def test_euler(kind: str, extra: dict[str, Any]) -> None:
     scheduler = EulerDiscreteScheduler(prediction_type=kind, **extra)
     scheduler.set_timesteps(8)
-    found = sampler(_widen(scheduler), deterministic=True)
+    found = read_scheduler(_widen(scheduler), deterministic=True)
     assert not any(found.kernel.is_random)
     assert _gap(scheduler, found) < 1e-6  # its states are float32
 
@@ -230,7 +232,7 @@ def test_dpm(solver: dict[str, Any], spacing: str, kind: str, extra: dict[str, A
         timestep_spacing=spacing, prediction_type=kind, **solver, **extra
     )
     scheduler.set_timesteps(8)
-    found = sampler(_widen(scheduler), deterministic=True)
+    found = read_scheduler(_widen(scheduler), deterministic=True)
     assert any(found.kernel.is_random) is (solver is SDE)
     assert _gap(scheduler, found) < 2e-6  # its states are float32
 
@@ -251,16 +253,16 @@ SECOND_ORDER: list[dict[str, Any]] = [
 def test_dpm_of_order_2(kind: str, solver: str, steps: int, extra: dict[str, Any]) -> None:
     scheduler = DPMSolverMultistepScheduler(algorithm_type=kind, solver_type=solver, **extra)
     scheduler.set_timesteps(steps)
-    found = sampler(_widen(scheduler), deterministic=True)
-    assert found.kernel.ahead is not None
-    assert bool((found.kernel.ahead[1:-1] > 0).all())
+    found = read_scheduler(_widen(scheduler), deterministic=True)
+    assert found.kernel.extrapolation is not None
+    assert bool((found.kernel.extrapolation[1:-1] > 0).all())
     assert _gap(scheduler, found) < 1e-6
 
 
 def test_dpm_ignores_a_predicted_variance() -> None:
     scheduler = DPMSolverMultistepScheduler(variance_type="learned_range", **SDE)
     scheduler.set_timesteps(5)
-    found, x = sampler(scheduler), _noise(0, torch.float32)
+    found, x = read_scheduler(scheduler), _noise(0, torch.float32)
     raw = _network(x, torch.ones(2), 6)
     step = torch.zeros(2, dtype=torch.int64)
     assert torch.equal(
@@ -273,23 +275,23 @@ def test_dpm_ignores_a_predicted_variance() -> None:
 def test_stochastic_flow(shift: float) -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=shift, stochastic_sampling=True)
     scheduler.set_timesteps(8)
-    assert _gap(scheduler, sampler(_widen(scheduler))) < 1e-6  # its states are float32
+    assert _gap(scheduler, read_scheduler(_widen(scheduler))) < 1e-6  # its states are float32
 
 
 @pytest.mark.parametrize("asked", [{}, {"churn": 1e-9}, {"eta": 1e-9}], ids=str)
 def test_a_flow_with_no_noise_or_hardly_any_is_the_euler_flow(asked: dict[str, float]) -> None:
     scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
     scheduler.set_timesteps(8)
-    found = sampler(_widen(scheduler), deterministic=True, **asked)
+    found = read_scheduler(_widen(scheduler), deterministic=True, **asked)
     assert any(found.kernel.is_random) is bool(asked)
     assert _gap(scheduler, found) < 1e-6  # its states are float32
 
 
 def test_rows_at_their_own_steps() -> None:
-    """Rows of one call may stand anywhere: each is read as if it were alone."""
+    """Rows of one call may be at any step: each is converted independently."""
     scheduler = DDIMScheduler(thresholding=True, timestep_spacing="trailing")
     scheduler.set_timesteps(12)
-    found, x = sampler(scheduler, eta=0.7), torch.randn(6, 3, 4, 4)
+    found, x = read_scheduler(scheduler, eta=0.7), torch.randn(6, 3, 4, 4)
     step = torch.tensor([0, 11, 4, 4, 7, 2])
     raw = _network(x, found.timesteps[step]).float()
     together = found.clean(raw, x, step)
@@ -298,11 +300,11 @@ def test_rows_at_their_own_steps() -> None:
         assert torch.equal(together.clean[row], alone.clean[0])
     euler = EulerAncestralDiscreteScheduler()
     euler.set_timesteps(12)
-    found = sampler(euler)
+    found = read_scheduler(euler)
     for row in range(6):
         euler._step_index = int(step[row])
         want = euler.scale_model_input(x[row], found.timesteps[step[row]])
-        torch.testing.assert_close(found.scaled(x, step)[row], want)
+        torch.testing.assert_close(found.scale_states(x, step)[row], want)
 
 
 def test_the_parallel_helper_of_diffusers_is_another_sampler() -> None:
@@ -310,7 +312,7 @@ def test_the_parallel_helper_of_diffusers_is_another_sampler() -> None:
     for spacing, right in (("leading", True), ("linspace", False)):
         scheduler = DDPMParallelScheduler(timestep_spacing=spacing)
         scheduler.set_timesteps(30)
-        found, x = sampler(_widen(scheduler)), _noise(0, torch.float64)
+        found, x = read_scheduler(_widen(scheduler)), _noise(0, torch.float64)
         t = scheduler.timesteps[[10, 20]]
         raw = _network(x, t)
         parallel = scheduler.batch_step_no_noise(raw, t, x)
@@ -339,54 +341,54 @@ def test_a_deterministic_sampler_is_refused_with_a_way_out(
     scheduler = getattr(diffusers, family)(**settings)
     scheduler.set_timesteps(5)
     with pytest.raises(ValueError, match="an exact recipe needs") as error:
-        sampler(scheduler)
+        read_scheduler(scheduler)
     assert way in str(error.value)
     assert "speca or taylorseer" in str(error.value)
 
 
-def test_what_cannot_be_read_is_refused() -> None:
+def test_unsupported_schedulers_are_refused() -> None:
     unknown = diffusers.LCMScheduler()
-    with pytest.raises(ValueError, match="LCMScheduler; the schedulers it knows are DDPM"):
-        sampler(unknown)
+    with pytest.raises(ValueError, match="LCMScheduler; supported schedulers: DDPM"):
+        read_scheduler(unknown)
 
     class Altered(DDPMScheduler):  # type: ignore[misc]
         def step(self, *inputs: Any, **extra: Any) -> Any:
             return super().step(*inputs, **extra)
 
-    with pytest.raises(ValueError, match="cannot read Altered"):
-        sampler(Altered())
+    with pytest.raises(ValueError, match="does not support Altered"):
+        read_scheduler(Altered())
     flow = FlowMatchEulerDiscreteScheduler()
     with pytest.raises(ValueError, match="call set_timesteps"):
-        sampler(flow, eta=1.0)
+        read_scheduler(flow, eta=1.0)
     flow.set_timesteps(5)
-    with pytest.raises(ValueError, match="eta and churn each choose"):
-        sampler(flow, eta=1.0, churn=1.0)
+    with pytest.raises(ValueError, match="eta and churn each set"):
+        read_scheduler(flow, eta=1.0, churn=1.0)
     with pytest.raises(ValueError, match="0 < eta <= 1"):
-        sampler(flow, eta=1.5)
-    with pytest.raises(ValueError, match="use churn > 0"):
-        sampler(flow, churn=-1.0)
-    with pytest.raises(ValueError, match=r"eta=1\.0 means nothing to DDPM"):
-        sampler(DDPMScheduler(), eta=1.0)
+        read_scheduler(flow, eta=1.5)
+    with pytest.raises(ValueError, match=r"churn=-1\.0 must be positive"):
+        read_scheduler(flow, churn=-1.0)
+    with pytest.raises(ValueError, match=r"eta=1\.0 is not supported by DDPM"):
+        read_scheduler(DDPMScheduler(), eta=1.0)
     with pytest.raises(ValueError, match="call set_timesteps"):
-        sampler(DDIMScheduler(), eta=1.0)
+        read_scheduler(DDIMScheduler(), eta=1.0)
     with pytest.raises(ValueError, match="invert_sigmas"):
-        sampler(FlowMatchEulerDiscreteScheduler(invert_sigmas=True), eta=1.0)
+        read_scheduler(FlowMatchEulerDiscreteScheduler(invert_sigmas=True), eta=1.0)
 
 
 def test_outputs_of_another_shape_are_refused() -> None:
     x, step = torch.zeros(SHAPE), torch.zeros(2, dtype=torch.int64)
     with pytest.raises(ValueError, match="second half cut off"):
-        sampler(DDPMScheduler()).clean(torch.zeros(2, 6, 4, 4), x, step)
-    learned = sampler(DDPMScheduler(variance_type="learned_range"))
+        read_scheduler(DDPMScheduler()).clean(torch.zeros(2, 6, 4, 4), x, step)
+    learned = read_scheduler(DDPMScheduler(variance_type="learned_range"))
     with pytest.raises(ValueError, match="6 output channels, but the network has 3"):
         learned.clean(x, x, step)
 
 
 def test_single_precision_is_enough() -> None:
-    """In float32, as in use, chains stay together to rounding."""
+    """In float32 chains agree up to rounding."""
     scheduler = DDPMScheduler(clip_sample=False, prediction_type="v_prediction")
     scheduler.set_timesteps(50)
-    found = sampler(scheduler)
+    found = read_scheduler(scheduler)
     x = _noise(0, torch.float32)
     step = torch.tensor([7, 40])
     raw = _network(x, found.timesteps[step]).float()
@@ -399,5 +401,5 @@ def test_single_precision_is_enough() -> None:
         alike = torch.Generator().manual_seed(9)
         want = scheduler.step(raw[row, None], t, x[row, None], generator=alike).prev_sample
         noise = torch.randn(1, *SHAPE[1:], generator=torch.Generator().manual_seed(9))
-        got = mean[row, None] + found.kernel.deviation(step, x)[row, None] * noise
+        got = mean[row, None] + found.kernel.std_at(step, x)[row, None] * noise
         torch.testing.assert_close(got, want, atol=2e-6, rtol=0)

@@ -1,4 +1,4 @@
-"""Pictures through the loop are the pictures of the models' own loops, with any drafter."""
+"""Images of the loop equal those of the models' own loops, with any drafter."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from mmspec.codes.grid import Grid
 from mmspec.draft import Draft, Drafter, Kind
 from mmspec.modalities.image import chameleon
 from mmspec.modalities.image import families as image
-from mmspec.targets.memory import block
+from mmspec.targets.memory import build_block
 from mmspec.targets.tokens.context import Context
 from tests.covering import covering
 from tests.modalities import drawing
-from tests.toys import painters
+from tests.toys import image_models
 
-FAMILIES = tuple(painters.PAINTERS)
+FAMILIES = tuple(image_models.PAINTERS)
 RECIPES = ("plain", "prompt-lookup", "token-recycling")
 BATCHES = (1, 3)
 
 
 @lru_cache(maxsize=8)
 def model(family: str) -> Any:
-    return painters.PAINTERS[family]()
+    return image_models.PAINTERS[family]()
 
 
 @lru_cache(maxsize=32)
@@ -40,7 +40,7 @@ def expected(family: str, batch: int, scale: float) -> Tensor:
 
 
 def request(family: str, batch: int) -> dict[str, Any]:
-    return painters.request(family, batch)
+    return image_models.request(family, batch)
 
 
 def draw(family: str, batch: int, recipe: str = "plain", drafter: Any = None, **more: Any) -> Any:
@@ -65,21 +65,21 @@ def test_greedy_pictures_are_those_of_a_plain_two_pass_loop(
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_guidance_and_prompts_matter(family: str) -> None:
-    """Negative control: toys whose pictures ignored either would prove nothing above."""
+    """Negative control: images of the toys depend on prompt and guidance."""
     assert not torch.equal(expected(family, 3, 1.0), expected(family, 3, 3.0))
     assert len({tuple(row) for row in expected(family, 3, 3.0).tolist()}) > 1
 
 
 @pytest.mark.parametrize("scale", [1.0, 3.0])
 @pytest.mark.parametrize("batch", BATCHES)
-def test_emu3_draws_what_transformers_draws(batch: int, scale: float) -> None:
+def test_emu3_equals_transformers(batch: int, scale: float) -> None:
     toy, given = model("emu3"), request("emu3", batch)
     negative = given.pop("negative")
     grid = drawing.grid_of("emu3", image.image_family(toy))
     start = given["input_ids"].shape[1]
 
     def allowed(_: int, ids: Tensor) -> list[int]:
-        forced = grid.forced(len(ids) - start)
+        forced = grid.forced_token(len(ids) - start)
         codes: list[int] = grid.ids().tolist()
         return codes if forced is None else [forced]
 
@@ -99,7 +99,7 @@ def test_emu3_draws_what_transformers_draws(batch: int, scale: float) -> None:
 
 
 @pytest.mark.parametrize("batch", BATCHES)
-def test_janus_draws_what_transformers_draws(batch: int) -> None:
+def test_janus_equals_transformers(batch: int) -> None:
     given = request("janus", batch)
     theirs = model("janus").generate(
         inputs=given["input_ids"],
@@ -129,7 +129,7 @@ def test_lumina_rows_end_with_newlines_and_header_and_footer_are_forced() -> Non
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_draft_model_is_guided_like_the_target(family: str) -> None:
-    """A copy of the target is always right, which it could not be with other prompts or scale."""
+    """Drafts of a copy of the target are always accepted, so prompts and scale must agree."""
     out = draw(family, 3, "coupled", drafter=model(family), guidance=3.0)
     assert torch.equal(out.sequences, expected(family, 3, 3.0))
     assert out.stats.draft_acceptance_rate == 1
@@ -186,7 +186,7 @@ def test_sampled_pictures_depend_on_seed_and_row_alone(family: str) -> None:
 
 @pytest.mark.parametrize("sees", ["nothing", "placeholders"])
 def test_a_prompt_of_other_words_cannot_be_read_as_tokens(sees: str) -> None:
-    """The recipe of another modality: once a drafter that retired in the first round."""
+    """The recipe of another modality is refused."""
     toy = model("janus")
     with pytest.raises(ValueError, match=rf"sees='{sees}' reads the prompt as tokens.*'coupled'"):
         mmspec.accelerate(toy, "coupled", drafter=toy, sees=sees)
@@ -195,8 +195,8 @@ def test_a_prompt_of_other_words_cannot_be_read_as_tokens(sees: str) -> None:
 
 
 @pytest.mark.parametrize("family", ["janus", "llamagen_class"])
-def test_a_model_of_smaller_pictures_drafts_for_mulo_sd_only(family: str) -> None:
-    make = getattr(painters, family)
+def test_a_model_of_smaller_images_drafts_for_mulo_sd_only(family: str) -> None:
+    make = getattr(image_models, family)
     target, small = make(), make(side=2)
     with pytest.raises(ValueError, match=r"2 x 2 codes, the target 4 x 4.*recipe='mulo-sd'"):
         mmspec.accelerate(target, "coupled", drafter=small)
@@ -204,12 +204,12 @@ def test_a_model_of_smaller_pictures_drafts_for_mulo_sd_only(family: str) -> Non
 
 
 def test_what_is_no_whole_model_is_refused_by_its_type() -> None:
-    with pytest.raises(ValueError, match="holds a feature_head, which is no draft model"):
+    with pytest.raises(ValueError, match="holds a feature_head, which is not a draft model"):
         mmspec.accelerate(model("emu3"), "spd-mllm", drafter="zoo:image-head")
 
 
 class Spy(Drafter):
-    """Drafts nothing, and keeps what it was shown."""
+    """Drafts nothing, and records its inputs."""
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
 
@@ -227,7 +227,7 @@ def test_drafters_are_shown_the_grid() -> None:
     spy = Spy()
     draw("emu3", 1, "plain", spy, guidance=1.0)
     grid = spy.shared["grid"]
-    assert (grid.height, grid.width, grid.separator) == (2, 3, painters.EOL)
+    assert (grid.height, grid.width, grid.separator) == (2, 3, image_models.EOL)
 
 
 # --- memory and cost ------------------------------------------------------------------------------
@@ -244,14 +244,14 @@ def test_logits_after_a_rollback_are_those_from_scratch(family: str, scale: floa
     other: Any = unconditional(given) if unconditional else arguments["negative"]
     inputs = {**given, "guidance_scale": scale, "negative": other}
     backbone = fast.session.bound.backbone
-    memory, first, _ = backbone.prefill(inputs, room=32)
+    memory, first, _ = backbone.prefill(inputs, extra_slots=32)
     codes = image_family.codebook.ids
     drafted = Draft.chain(codes[torch.arange(1, 10).view(3, 3)], Kind.DET)
     start = [[int(codes[row])] for row in range(3)]
-    backbone.read(memory, block(start, drafted, memory.like))
+    backbone.read(memory, build_block(start, drafted, memory.like))
     memory.commit([1, 1, 1], [(), (0,), (0, 1)], 3)  # rows keep 0, 1 and 2 of 3 nodes
     last = codes[[20, 21, 22]][:, None].tolist()
-    logits, _ = backbone.read(memory, block(last, None, memory.like))
+    logits, _ = backbone.read(memory, build_block(last, None, memory.like))
     for row in range(3):
         kept = [*start[row], *drafted.tokens[row, :row].tolist(), *last[row]]
         for new, ours in (([], first[row]), (kept, logits[row, -1])):
@@ -283,10 +283,10 @@ def test_a_scale_of_one_reads_no_second_branch(family: str) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_codebook_is_that_of_the_decoder(family: str) -> None:
     book = image.image_family(model(family)).codebook
-    assert book.size == painters.CODES
+    assert book.size == image_models.CODES
     plain = family in ("emu3", "chameleon")
     assert book.metric == ("raw" if plain else "normalised")
-    assert int(book.ids[0]) == (painters.FIRST if plain else 0)
+    assert int(book.ids[0]) == (image_models.FIRST if plain else 0)
 
 
 def test_emu3_still_writes() -> None:
@@ -304,7 +304,7 @@ def test_emu3_still_writes() -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cells_become_pixels_of_the_expected_size(family: str) -> None:
     out = draw(family, 3, guidance=1.0)
-    height, width = drawing.GRIDS.get(family, (painters.SIDE,) * 2)
+    height, width = drawing.GRIDS.get(family, (image_models.SIDE,) * 2)
     assert out.ids.shape == (3, height, width)
     assert [picture.size for picture in out.images] == [(2 * width, 2 * height)] * 3
 
@@ -313,7 +313,7 @@ def test_emu3_decodes_as_transformers_does() -> None:
     toy, out = model("emu3"), draw("emu3", 3, guidance=1.0)
     image_family = image.image_family(toy)
     theirs = toy.decode_image_tokens(image_tokens=out.sequences, height=2, width=3)
-    assert_close(image_family.decode(out.ids - painters.FIRST), theirs)
+    assert_close(image_family.decode(out.ids - image_models.FIRST), theirs)
 
 
 # --- bad input ------------------------------------------------------------------------------------
@@ -321,30 +321,31 @@ def test_emu3_decodes_as_transformers_does() -> None:
 
 def small(family: str) -> Any:
     if family == "janus":  # head and codebook share a number in its configuration
-        toy = painters.janus()
-        toy.model.vqmodel.quantize.embedding = torch.nn.Embedding(painters.CODES - 1, 8)
+        toy = image_models.janus()
+        toy.model.vqmodel.quantize.embedding = torch.nn.Embedding(image_models.CODES - 1, 8)
         return toy
     size = "codebook_size" if family == "emu3" else "num_embeddings"
-    return painters.PAINTERS[family](**{size: painters.CODES - 1})
+    return image_models.PAINTERS[family](**{size: image_models.CODES - 1})
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_codebook_of_another_size_is_refused(family: str) -> None:
-    with pytest.raises(ValueError, match=r"64 picture tokens.*63 codes"):
+    with pytest.raises(ValueError, match=r"64 image tokens.*63 codes"):
         mmspec.accelerate(small(family), "plain")
 
 
-def test_models_that_draw_nothing_are_refused() -> None:
+def test_models_without_image_generation_are_refused() -> None:
     from tests import toys
 
     fast = mmspec.accelerate(toys.model("llama"), "plain")
-    said = r"is not asked by generate_images\(\); call generate\(\)"
-    with pytest.raises(AttributeError, match=said):
+    message = r"has no generate_images\(\) here; call generate\(\)"
+    with pytest.raises(AttributeError, match=message):
         fast.generate_images(input_ids=torch.ones(1, 3, dtype=torch.int64))
     with pytest.raises(ValueError, match="ChameleonForImageGeneration"):
-        image.image_family(painters.stock_chameleon())
-    with pytest.raises(ValueError, match="generate_images"):
-        mmspec.accelerate(model("janus"), "plain").generate(**request("janus", 1))
+        image.image_family(image_models.stock_chameleon())
+    fast = mmspec.accelerate(model("janus"), "plain")
+    with pytest.raises(AttributeError, match=r"no generate\(\) here; call generate_images\(\)"):
+        fast.generate(**request("janus", 1))
 
 
 @pytest.mark.parametrize(
@@ -354,8 +355,8 @@ def test_models_that_draw_nothing_are_refused() -> None:
         ("llamagen-class", (5, 5), "4 x 4 codes"),
         ("emu3", None, "give grid="),
         ("emu3", (20, 20), "smaller grid="),
-        ("emu3", 7, "is no size"),
-        ("chameleon", (0, 4), r"grid=\(0, 4\) is no size; .* each at least 1"),
+        ("emu3", 7, "is not a size"),
+        ("chameleon", (0, 4), r"grid=\(0, 4\) is not a size; .* at least 1"),
     ],
 )
 def test_grids_that_do_not_fit_are_refused(family: str, grid: Any, message: str) -> None:
@@ -364,14 +365,14 @@ def test_grids_that_do_not_fit_are_refused(family: str, grid: Any, message: str)
 
 
 def test_a_grid_of_foreign_tokens_is_refused() -> None:
-    with pytest.raises(ValueError, match="does not speak"):
+    with pytest.raises(ValueError, match="are not image tokens"):
         draw("emu3", 1, grid=Grid(2, 2, (0, 64)), guidance=1.0)
 
 
 @pytest.mark.parametrize("scale", [-1.0, math.nan, math.inf])
-def test_what_is_no_scale_is_refused(scale: float) -> None:
+def test_an_invalid_scale_is_refused(scale: float) -> None:
     fast = mmspec.accelerate(model("janus"), "sjd")
-    with pytest.raises(ValueError, match=rf"guidance={scale} is no number of at least 0; give"):
+    with pytest.raises(ValueError, match=rf"guidance={scale} must be a number of at least 0; give"):
         fast.generate_images(**request("janus", 1), guidance=scale)
 
 
@@ -385,12 +386,14 @@ def test_guidance_without_an_unconditional_prompt_is_refused() -> None:
 
 
 @pytest.mark.parametrize("family", ["emu3", "chameleon"])
-def test_a_prompt_with_a_place_for_a_picture_is_refused(family: str) -> None:
-    """Nothing would be read there: pictures are drawn behind words."""
+def test_a_prompt_with_an_image_placeholder_is_refused(family: str) -> None:
+    """Image inputs would be ignored: generation is conditioned on text."""
     toy = model(family)
-    ids = torch.tensor([[1, 30, toy.config.image_token_id, painters.BOI]])
+    ids = torch.tensor([[1, 30, toy.config.image_token_id, image_models.BOI]])
     fast = mmspec.accelerate(toy, "plain")
-    with pytest.raises(ValueError, match=r"the prompt has image tokens .* draws behind words"):
+    with pytest.raises(
+        ValueError, match=r"the prompt has image tokens .* conditioned on text only"
+    ):
         fast.generate_images(input_ids=ids, guidance=1, **drawing.sized(family))
 
 
@@ -418,7 +421,7 @@ def test_an_unconditional_prompt_that_is_none_is_refused_by_its_name(
 
 
 @pytest.mark.parametrize("family", ["emu3", "chameleon"])
-def test_padding_is_told_without_a_mask(family: str) -> None:
+def test_padding_is_inferred_without_a_mask(family: str) -> None:
     asked = {"grid": (2, 2), "guidance": 1.0, "seed": 3}
     given, fast = request(family, 3), mmspec.accelerate(model(family), "plain")
     told = fast.generate_images(**given, **asked)

@@ -1,4 +1,4 @@
-"""Scripts written for transformers' own classes: their names, and `model.generate` itself."""
+"""Argument names of transformers' scripts, and `model.generate` itself."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from transformers import GenerationConfig
 import mmspec
 from mmspec.modalities.image import families as image
 from tests.modalities import drawing
-from tests.toys import painters, speaking
+from tests.toys import image_models, processors
 
 BATCH = 2
 NEGATIVES = {"ids": "input_ids", "attention_mask": "attention_mask"}
@@ -23,23 +23,23 @@ NEGATIVES = {"ids": "input_ids", "attention_mask": "attention_mask"}
 
 @lru_cache(maxsize=8)
 def fast(family: str, recipe: str = "sjd") -> Any:
-    processor = speaking.emu3() if family == "emu3" else None
-    return mmspec.accelerate(painters.PAINTERS[family](), recipe, processor=processor)
+    processor = processors.emu3() if family == "emu3" else None
+    return mmspec.accelerate(image_models.PAINTERS[family](), recipe, processor=processor)
 
 
 def emu3_script() -> tuple[dict[str, Any], dict[str, Any]]:
-    """What the documented script of Emu3 hands over, and the same by our names."""
-    made = speaking.emu3()(
+    """The arguments of Emu3's documented script, and the same with the names used here."""
+    made = processors.emu3()(
         text=["a red circle", "a blue square"],
         padding=True,
         padding_side="left",
         return_tensors="pt",
         return_for_image_generation=True,
         ratio="3:2",
-        image_area=6 * speaking.emu3().downsample_ratio ** 2,
+        image_area=6 * processors.emu3().downsample_ratio ** 2,
     )
     inputs = {name: made[name] for name in ("input_ids", "attention_mask", "image_sizes")}
-    negative = painters.padded([[1, 30, 31, 9], [1, 40, 9]])
+    negative = image_models.pad_prompts([[1, 30, 31, 9], [1, 40, 9]])
     theirs = inputs | {
         "guidance_scale": 2.0,
         "negative_prompt_ids": negative["input_ids"],
@@ -50,10 +50,10 @@ def emu3_script() -> tuple[dict[str, Any], dict[str, Any]]:
 
 
 def allowed_of(start: int) -> Any:
-    grid = drawing.grid_of("emu3", image.image_family(painters.emu3()))
+    grid = drawing.grid_of("emu3", image.image_family(image_models.emu3()))
 
     def allowed(_: int, ids: Tensor) -> list[int]:
-        forced = grid.forced(len(ids) - start)
+        forced = grid.forced_token(len(ids) - start)
         codes: list[int] = grid.ids().tolist()
         return codes if forced is None else [forced]
 
@@ -71,10 +71,10 @@ def test_emu3_s_documented_names_are_taken() -> None:
 @pytest.mark.parametrize(
     ("more", "message"),
     [
-        ({"guidance": 3.0}, r"guidance_scale= and guidance= say the same"),
-        ({"image_sizes": [[2, 3], [3, 2]]}, "pictures of one call have one size"),
+        ({"guidance": 3.0}, r"guidance_scale= and guidance= set the same option"),
+        ({"image_sizes": [[2, 3], [3, 2]]}, "images of one call have one size"),
         ({"negative_prompt_ids": None}, "negative_prompt_ids=, which is missing"),
-        ({"num_return_sequences": 0}, "num_return_sequences=0 is no number of pictures"),
+        ({"num_return_sequences": 0}, "num_return_sequences=0 must be an integer of at least 1"),
         (
             {
                 "negative_prompt_ids": None,
@@ -90,10 +90,13 @@ def test_names_that_contradict_each_other_are_refused(more: dict[str, Any], mess
         fast("emu3").generate_images(**{**emu3_script()[0], **more})
 
 
-@pytest.mark.parametrize("family", painters.PAINTERS)
-def test_several_pictures_of_every_prompt(family: str) -> None:
-    """One behind the other, as `generate()` orders them; rows draw what they draw alone."""
-    given, how = painters.request(family, BATCH), {"temperature": 1.0, "seed": 5, "guidance": 2.0}
+@pytest.mark.parametrize("family", image_models.PAINTERS)
+def test_several_images_per_prompt(family: str) -> None:
+    """Copies are adjacent, as in `generate()`; rows do not depend on their batch."""
+    given, how = (
+        image_models.request(family, BATCH),
+        {"temperature": 1.0, "seed": 5, "guidance": 2.0},
+    )
     how |= drawing.sized(family)
     found = fast(family).generate_images(**given, **how, num_return_sequences=2).sequences
     twice: dict[str, Any] = {
@@ -110,8 +113,8 @@ def test_several_pictures_of_every_prompt(family: str) -> None:
 
 @pytest.mark.parametrize("family", ["emu3", "janus", "chameleon"])
 def test_one_unconditional_prompt_serves_a_batch(family: str) -> None:
-    given, how = painters.request(family, 3), {"guidance": 2.0, **drawing.sized(family)}
-    one = painters.padded([[1, 30, 31, painters.BOI]])
+    given, how = image_models.request(family, 3), {"guidance": 2.0, **drawing.sized(family)}
+    one = image_models.pad_prompts([[1, 30, 31, image_models.BOI]])
     given["negative"] = one
     found = fast(family).generate_images(**given, **how).sequences
     given["negative"] = {name: value.expand(3, -1) for name, value in one.items()}
@@ -146,9 +149,9 @@ def test_emu3_is_guided_in_generate_too(negative: bool) -> None:
     ids=lambda penalty: next(iter(penalty)),
 )
 def test_penalties_see_the_guided_scores_of_generate(penalty: dict[str, Any]) -> None:
-    """They go by the sign of a score: those of `generate()` are log-probabilities."""
+    """They depend on the sign of a score: those of `generate()` are log-probabilities."""
     model = fast("emu3").model
-    given = painters.request("emu3", BATCH)
+    given = image_models.request("emu3", BATCH)
     del given["negative"]
     how: dict[str, Any] = {"guidance_scale": 3.0, "max_new_tokens": 12, "do_sample": False}
     wanted = model.generate(**given, **how, **penalty)
@@ -159,7 +162,7 @@ def test_penalties_see_the_guided_scores_of_generate(penalty: dict[str, Any]) ->
 
 
 def test_a_configured_scale_guides_generate() -> None:
-    model, given = painters.emu3(), painters.request("emu3", BATCH)
+    model, given = image_models.emu3(), image_models.request("emu3", BATCH)
     negative = given.pop("negative")
     quick = mmspec.accelerate(model, "sjd")
     how = {"max_new_tokens": 12, "pad_token_id": 0, "eos_token_id": 2}
@@ -176,8 +179,8 @@ def test_a_configured_scale_guides_generate() -> None:
     assert torch.equal(quick.generate(**given, **how).sequences, model.generate(**given, **how))
 
 
-def test_guidance_says_what_it_cannot_answer() -> None:
-    quick, given = fast("emu3"), painters.request("emu3", 1)
+def test_unsupported_guidance_is_refused() -> None:
+    quick, given = fast("emu3"), image_models.request("emu3", 1)
     del given["negative"]
     with pytest.raises(ValueError, match=r"output_logits.*unguided.*output_scores"):
         quick.generate(**given, guidance_scale=3.0, output_logits=True, max_new_tokens=3)
@@ -192,7 +195,7 @@ def test_guidance_says_what_it_cannot_answer() -> None:
         quick.generate(**given, guidance_scale="x")
 
 
-def test_guidance_reads_two_prompts_and_takes_no_places() -> None:
+def test_guidance_takes_no_position_ids() -> None:
     theirs, _ = emu3_script()
     places = theirs["attention_mask"].cumsum(-1).clamp_min(1) - 1
     theirs = {**theirs, **allowed_of(places.shape[1]), "position_ids": places, "do_sample": False}
@@ -205,8 +208,8 @@ def test_guidance_reads_two_prompts_and_takes_no_places() -> None:
 
 
 def test_janus_under_custom_generate_is_refused() -> None:
-    """Its own loop takes no other; in text mode there is nothing that reads its words here."""
-    quick, given = fast("janus"), painters.request("janus", 1)
+    """Its own loop takes no custom one, and text generation is not supported."""
+    quick, given = fast("janus"), image_models.request("janus", 1)
     with pytest.raises(ValueError, match="custom_generate"):
         quick.model.generate(**given, generation_mode="image", custom_generate=quick)
     with pytest.raises(ValueError, match=r"call generate_images\(\)"):

@@ -9,7 +9,7 @@ import torch
 import transformers as hf
 from torch import Tensor
 
-from mmspec.models.random_weights import random_model
+from mmspec.models.loading import random_model
 
 RATE_HZ = 16000
 SECONDS, STEP = 2, 0.02  # of a window; between marks of time

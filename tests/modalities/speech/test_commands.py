@@ -63,8 +63,8 @@ def test_doctor_knows_a_pair(there: dict[str, str], capsys: pytest.CaptureFixtur
 
 
 ERRORS = {
-    "nothing to hear": ((), "give --audio a sound file"),
-    "no such sound": (("--audio", "nowhere.wav"), "there is no sound nowhere.wav"),
+    "nothing to hear": ((), "give --audio a file"),
+    "no such sound": (("--audio", "nowhere.wav"), "there is no audio file nowhere.wav"),
     "no such task": (("--audio", "x.wav", "--task", "sing"), "task='sing' is not known"),
     "no such language": (("--language", "klingon"), "klingon"),
 }

@@ -68,15 +68,15 @@ def test_channels_are_averaged_and_rates_changed() -> None:
 BAD: dict[str, tuple[Any, int | None, str]] = {
     "no rate": (TONE, None, "sampling_rate=, such as 16000"),
     "rate of nothing": (TONE, 0, "sampling_rate=0"),
-    "empty": (torch.zeros(0), 8000, "the sound is empty"),
+    "empty": (torch.zeros(0), 8000, "the audio is empty"),
     "no number": (torch.tensor([0.0, math.nan]), 8000, "1 samples are not finite"),
-    "too loud": (TONE * 32768, 8000, "samples reach 16384.*-1..1"),
+    "too loud": (TONE * 32768, 8000, "samples reach 16384.*-1, 1"),
     "whole numbers in a list": ([0, 8000, -8000], 8000, "int64.*such as int16"),
     "whole numbers of 64 bits": ((TONE * 32768).long(), 8000, "int64.*such as int16"),
     "transposed": (torch.zeros(800, 2), 8000, r"\(800, 2\).*transpose"),
-    "complex": (torch.zeros(3, dtype=torch.complex64), 8000, "complex64 are no sound"),
+    "complex": (torch.zeros(3, dtype=torch.complex64), 8000, "complex64 are no audio"),
     "no samples": (object(), 8000, "no samples"),
-    "no file": ("nowhere.wav", None, "there is no sound nowhere.wav"),
+    "no file": ("nowhere.wav", None, "there is no audio file nowhere.wav"),
 }
 
 
@@ -92,7 +92,7 @@ def test_a_file_has_its_own_rate(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sampling_rate=16000.*8000.*drop"):
         sound(place, 16000)
     (tmp_path / "cut.wav").write_bytes(place.read_bytes()[:20])
-    with pytest.raises(ValueError, match=r"cut\.wav is no sound that can be read"):
+    with pytest.raises(ValueError, match=r"cut\.wav cannot be read as audio"):
         read(tmp_path / "cut.wav")
 
 

@@ -19,30 +19,30 @@ TASKS = ["Reach the red cube", "reach"]
 
 
 @cache
-def says_two() -> Any:
+def chunk_policy() -> Any:
     """A policy that says two actions at a time."""
     return prismatic.openvla(num_actions_chunk=CHUNK)
 
 
-def seen(seed: int = 0, rows: int = 2, **more: Any) -> dict[str, Any]:
+def make_observation(seed: int = 0, rows: int = 2, **more: Any) -> dict[str, Any]:
     images = [torch.from_numpy(picture(seed + row)).permute(2, 0, 1) / 255 for row in range(rows)]
     return {"observation.images.front": torch.stack(images), "task": TASKS[:rows], **more}
 
 
 def known(ours: Any) -> Any:
     """Robots 0 and 1, as the policy knows them."""
-    return ours.session.robots.told([0, 1], lambda: ours.session.binder.first().space)
+    return ours.session.robots.access([0, 1], lambda: ours.session.binder.first().space)
 
 
 def test_an_observation_is_a_question() -> None:
     ours = fast()
     wanted = ours.predict_action([picture(0), picture(1)], TASKS)
     ours.reset()
-    found = ours.select_action(seen())
+    found = ours.select_action(make_observation())
     assert isinstance(found, Tensor)
     assert (found.shape, found.dtype) == ((2, SIZE), torch.float32)
     assert np.array_equal(found.numpy(), wanted.astype(np.float32))
-    whole = {**seen(rows=1), "task": TASKS[0]}
+    whole = {**make_observation(rows=1), "task": TASKS[0]}
     whole["observation.image"] = whole.pop("observation.images.front")
     whole["observation.image"] = (whole["observation.image"] * 255).round().to(torch.uint8)
     assert np.array_equal(ours.select_action(whole)[0].numpy(), wanted[0].astype(np.float32))
@@ -50,7 +50,7 @@ def test_an_observation_is_a_question() -> None:
 
 def test_rounding_beyond_the_ends_is_no_other_picture() -> None:
     """Resized pictures overshoot by less than half a grey level."""
-    whole, ours = seen(rows=1), fast("plain")
+    whole, ours = make_observation(rows=1), fast("plain")
     wanted = ours.select_action(whole)
     ours.reset()
     name = "observation.images.front"
@@ -62,7 +62,10 @@ def test_rounding_beyond_the_ends_is_no_other_picture() -> None:
 
 def test_every_camera_is_read() -> None:
     ours = fast("plain")
-    both = {**seen(), "observation.images.wrist": seen(5)["observation.images.front"]}
+    both = {
+        **make_observation(),
+        "observation.images.wrist": make_observation(5)["observation.images.front"],
+    }
     pairs = [[picture(0), picture(5)], [picture(1), picture(6)]]
     wanted = ours.predict_action(pairs, TASKS).astype(np.float32)
     ours.reset()
@@ -70,35 +73,39 @@ def test_every_camera_is_read() -> None:
 
 
 def test_a_chunk_is_handed_out_action_by_action() -> None:
-    ours = mmspec.accelerate(says_two(), "prompt-lookup", processor=processor())
-    plain = mmspec.accelerate(says_two(), "plain", processor=processor())
+    ours = mmspec.accelerate(chunk_policy(), "prompt-lookup", processor=processor())
+    plain = mmspec.accelerate(chunk_policy(), "plain", processor=processor())
     wanted = plain.predict_action([picture(0), picture(1)], TASKS)
     assert wanted.shape == (2, CHUNK, SIZE)
     assert np.array_equal(ours.predict_action(picture(0), TASKS[0]), wanted[0])
     ours.reset()
     for step in range(CHUNK):  # the second is what was said about the first picture
-        found = ours.select_action(seen(10 * step)).numpy()
+        found = ours.select_action(make_observation(10 * step)).numpy()
         assert np.array_equal(found, wanted[:, step].astype(np.float32))
     assert len(ours.steps(0)) == 1
-    ours.select_action(seen(20))
+    ours.select_action(make_observation(20))
     assert len(ours.steps(0)) == 2
     ours.reset()  # the rest of the chunk is forgotten
-    assert np.array_equal(ours.select_action(seen()).numpy(), wanted[:, 0].astype(np.float32))
+    assert np.array_equal(
+        ours.select_action(make_observation()).numpy(), wanted[:, 0].astype(np.float32)
+    )
 
 
 def test_the_rest_of_a_chunk_that_nobody_carries_out_is_not_remembered() -> None:
-    ours = mmspec.accelerate(says_two(), "plain", processor=processor())
-    ours.select_action(seen())
+    ours = mmspec.accelerate(chunk_policy(), "plain", processor=processor())
+    ours.select_action(make_observation())
     ours.reset(robots=[1])  # so that both are asked anew, robot 0 in the middle of its chunk
-    ours.select_action(seen(3))
+    ours.select_action(make_observation(3))
     with known(ours) as robots:
         assert [one.episode.step for one in robots] == [1, 0]
 
 
 def test_states_are_what_the_action_before_led_to() -> None:
-    ours = mmspec.accelerate(says_two(), "plain", processor=processor())
+    ours = mmspec.accelerate(chunk_policy(), "plain", processor=processor())
     given = [
-        ours.select_action(seen(step) | {"observation.state": torch.full((2, 3), float(step))})
+        ours.select_action(
+            make_observation(step) | {"observation.state": torch.full((2, 3), float(step))}
+        )
         for step in range(4)
     ]
     with known(ours) as robots:

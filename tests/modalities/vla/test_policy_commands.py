@@ -11,8 +11,8 @@ from PIL import Image
 
 import mmspec
 from mmspec.cli import main
-from mmspec.cli.choosing import choose
-from mmspec.cli.options import Choice
+from mmspec.cli.models import select
+from mmspec.cli.options import ModelOptions
 from tests.modalities.vla.policies import policy, processor
 
 
@@ -77,7 +77,7 @@ def test_a_recipe_of_picture_codes_is_refused_before_anything_is_asked(
     for name in (folder, "zoo:vla"):
         assert main(["generate", "--model", name, "--recipe", "mulo-sd"]) != 0
         said = capsys.readouterr().err
-        assert "'mulo-sd' goes by a codebook" in said
+        assert "'mulo-sd' needs a codebook" in said
         assert "hold-last" in said
         assert "draft model" not in said
     with pytest.raises(ValueError, match="OpenVLAForActionPrediction has none"):
@@ -86,9 +86,9 @@ def test_a_recipe_of_picture_codes_is_refused_before_anything_is_asked(
 
 def test_what_is_usual_for_the_policy_of_the_zoo() -> None:
     """An exact recipe that pays; a head only where one is given."""
-    assert choose(Choice(command="generate", model="zoo:vla")).recipes == ("hold-last",)
-    given = Choice(command="generate", model="zoo:vla", drafter="zoo:vla-drafter")
-    assert choose(given).recipes == ("eagle-2",)
+    assert select(ModelOptions(command="generate", model="zoo:vla")).recipes == ("hold-last",)
+    given = ModelOptions(command="generate", model="zoo:vla", drafter="zoo:vla-drafter")
+    assert select(given).recipes == ("eagle-2",)
 
 
 def test_doctor_knows_a_policy(folder: str, capsys: pytest.CaptureFixture[str]) -> None:

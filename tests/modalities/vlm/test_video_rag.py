@@ -1,4 +1,4 @@
-"""One answer per document, one verdict per answer: every formula, and the whole of it."""
+"""One draft and one verdict per document: every formula, and the whole procedure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from mmspec.modalities.vlm.plug import load
 from mmspec.modalities.vlm.video_rag import (
     ClipAlignment,
     DocumentDraft,
-    fields,
     key_frames,
     nearest_documents,
+    parse_fields,
     select,
     speculate_from_documents,
 )
@@ -34,9 +34,9 @@ def test_fields_are_read_in_any_layout() -> None:
         "answer: a fox\nSUBJECT : the red fox\nreasoning:it has: a tail",
     )
     for text in layouts:
-        assert fields(text) == wanted, text
-    assert fields("Subject: a fox")["subject"] == "a fox"  # nothing need follow it
-    assert fields("just words") == {"subject": "", "reasoning": "", "answer": "just words"}
+        assert parse_fields(text) == wanted, text
+    assert parse_fields("Subject: a fox")["subject"] == "a fox"  # nothing need follow it
+    assert parse_fields("just words") == {"subject": "", "reasoning": "", "answer": "just words"}
 
 
 def test_the_limits_of_the_band() -> None:
@@ -47,8 +47,8 @@ def test_the_limits_of_the_band() -> None:
         assert select(r, e, 1.0) == int(e.argmax())
         order = torch.randperm(6, generator=generator)
         assert int(order[select(r[order], e[order], 0.3)]) == select(r, e, 0.3)
-        chosen = select(r, e, 0.3)
-        assert r[chosen] >= r.max() - 0.3
+        selected = select(r, e, 0.3)
+        assert r[selected] >= r.max() - 0.3
     assert select(torch.tensor([0.5]), torch.tensor([0.0]), 0.3) == 0
 
 
@@ -58,17 +58,17 @@ def test_ties_go_to_the_more_reliable_one() -> None:
     assert select(r, torch.tensor([0.4, 0.2, 0.4, 0.4]), 0.15) == 3
 
 
-def test_an_answer_of_which_neither_is_said_is_not_reliable(
+def test_an_answer_without_yes_or_no_is_not_reliable(
     clip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     distribution = torch.tensor([0.0, 0.2]).double(), torch.tensor([0.0, 0.6]).double()
     monkeypatch.setattr(video_rag, "accelerate", lambda *_: None)
-    monkeypatch.setattr(video_rag, "_answers", lambda *_: ["one", "two"])
+    monkeypatch.setattr(video_rag, "_generate_drafts", lambda *_: ["one", "two"])
     monkeypatch.setattr(video_rag, "_decisions", lambda *_: distribution)
     nobody = SimpleNamespace(model=None)
     found = speculate_from_documents(nobody, nobody, "what is there?", clip, ["a", "b"])
     assert [one.reliability for one in found.drafts] == pytest.approx([0.0, 0.25])
-    assert (found.chosen, found.answer) == (1, "two")
+    assert (found.selected, found.answer) == (1, "two")
 
 
 def test_key_frames_are_unlike_the_one_before() -> None:
@@ -98,22 +98,22 @@ def clip() -> clips.VideoClip:
     return clips.read([sample(seed).render(48) for seed in (3, 3, 4, 4)])
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_every_document_has_its_answer_and_its_verdict(formatter: Any, clip: Any) -> None:
     documents = ["a red circle at the top", "two stars", "a red circle at the top"]
     found = speculate_from_documents(formatter, formatter, "what is there?", clip, documents)
     assert [one.document for one in found.drafts] == documents
     assert found.drafts[0] == found.drafts[2]
-    assert found.answer == found.drafts[found.chosen].answer
+    assert found.answer == found.drafts[found.selected].answer
     best = max(one.reliability for one in found.drafts)
-    assert found.drafts[found.chosen].reliability == best  # nothing is aligned, so ties decide
+    assert found.drafts[found.selected].reliability == best  # nothing is aligned, so ties decide
     assert all(0 < one.decided <= 1 and 0 <= one.reliability <= 1 for one in found.drafts)
     fast = speculate_from_documents(
         formatter, formatter, "what is there?", clip, documents, recipe="prompt-lookup"
     )
     assert [one.text for one in fast.drafts] == [one.text for one in found.drafts]
     alone = speculate_from_documents(formatter, formatter, "what is there?", clip, documents[1:2])
-    assert alone.chosen == 0
+    assert alone.selected == 0
     assert alone.drafts[0].text == found.drafts[1].text
     assert alone.drafts[0].reliability == pytest.approx(found.drafts[1].reliability, abs=1e-5)
 
@@ -124,7 +124,7 @@ def test_a_verdict_is_that_of_a_whole_forward(formatter: Any, clip: Any) -> None
     prompt = video_rag.JUDGE.format(
         question="what is there?", subject="a star", reasoning="it is there", answer="yes"
     )
-    inputs = formatter.request([prompt], films=[clip])
+    inputs = formatter.request([prompt], videos=[clip])
     inputs = {name: value for name, value in inputs.items() if name not in formatter.sampling}
     with torch.no_grad():
         distribution = formatter.model(**inputs).logits[0, -1].double().softmax(-1)
@@ -182,7 +182,7 @@ def test_clip_gives_cosines() -> None:
     ("given", "says"),
     [({"documents": []}, "no document"), ({"documents": ["a"], "delta": 1.5}, "delta=1.5")],
 )
-def test_what_cannot_be_asked_is_refused(
+def test_invalid_requests_are_refused(
     formatter: Any, clip: Any, given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):

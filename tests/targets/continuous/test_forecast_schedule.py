@@ -13,7 +13,7 @@ from mmspec.targets.continuous.forecast_schedule import (
     Cadence,
     DecayingThreshold,
     ForecastSchedule,
-    Past,
+    SampleHistory,
 )
 
 DIT = DecayingThreshold(base=0.1, decay=0.01, floor=0.01, least=2, most=5, warm_up=3)
@@ -26,17 +26,17 @@ def simulate(
     schedule: ForecastSchedule, steps: int, error: Callable[[int], float], rollback: bool = False
 ) -> str:
     """The course of one sample; `error(step)` is how far off a forecast there would be."""
-    past, course = Past(), ""
+    past, course = SampleHistory(), ""
     for step in range(steps):
         progress = step / steps
-        if schedule.wants_full(past, progress):
-            past, letter = past.in_full(), "F"
+        if schedule.needs_full_step(past, progress):
+            past, letter = past.after_full_step(), "F"
         else:
-            found = error(step) if schedule.checks(past) else None
+            found = error(step) if schedule.is_checked(past) else None
             if rollback and found is not None and found > schedule.threshold(progress):
-                past, letter = past.in_full(), "R"
+                past, letter = past.after_full_step(), "R"
             else:
-                past, letter = past.by_forecast(found), "t"
+                past, letter = past.after_forecast(found), "t"
         course += letter
     return course
 
@@ -109,9 +109,9 @@ def test_a_larger_base_never_computes_more(rollback: bool) -> None:
 
 
 def test_the_past_counts() -> None:
-    past = Past().in_full().by_forecast(None).by_forecast(0.5)
-    assert past == Past(3, 2, False, 0.5)
-    assert past.in_full() == Past(4, 0, True, None)
+    past = SampleHistory().after_full_step().after_forecast(None).after_forecast(0.5)
+    assert past == SampleHistory(3, 2, False, 0.5)
+    assert past.after_full_step() == SampleHistory(4, 0, True, None)
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from mmspec.distributions.noise import KeyedNoise
-from mmspec.drafters.denoising.patches import Ahead, Aligned, Milestones
-from mmspec.modalities.mar.toys import LinearHead, LinearReader
+from mmspec.drafters.denoising.patches import Ahead, AlignedDrafter, Milestones
+from mmspec.modalities.mar.tiny_models import LinearHead, LinearReader
 from mmspec.targets.continuous.patches import (
     BlindTarget,
     Patches,
@@ -17,15 +17,15 @@ from mmspec.targets.continuous.patches import (
     PatchSettings,
     PatchTarget,
     cell_keys,
-    order,
+    draw_order,
 )
-from mmspec.verifiers.path_ratio import path_distribution
+from mmspec.verifiers.path_ratio import as_path_distribution
 
 READER = LinearReader(LinearHead.of((0.5, 0.4)), bias=0.2, cells=6)
 
 
 def opened(target: PatchTarget | BlindTarget, steps: int = 4, batch: int = 2) -> Patches:
-    noise = KeyedNoise.seeded(1, batch, torch.device("cpu"))
+    noise = KeyedNoise.from_seed(1, batch, torch.device("cpu"))
     return target.prefill(PatchRequest(PatchSettings(steps=steps), batch, noise))
 
 
@@ -49,12 +49,12 @@ def test_guidance_grows_with_what_is_shown() -> None:
 
 
 def test_orders_and_noise_belong_to_row_and_cell() -> None:
-    noise = KeyedNoise.seeded(1, 3, torch.device("cpu"))
-    turns = order(noise, 20)
+    noise = KeyedNoise.from_seed(1, 3, torch.device("cpu"))
+    turns = draw_order(noise, 20)
     assert (turns.sort(-1).values == torch.arange(20)).all()
     assert (turns[0] != turns[1]).any()
-    other = KeyedNoise.seeded(1, 1, torch.device("cpu"), row_ids=[2])
-    assert torch.equal(order(other, 20), turns[2:])
+    other = KeyedNoise.from_seed(1, 1, torch.device("cpu"), row_ids=[2])
+    assert torch.equal(draw_order(other, 20), turns[2:])
     cells = torch.tensor([[[4, 5], [6, 4]]]).expand(3, -1, -1)
     normal = cell_keys(noise, cells).normal(2)
     assert torch.equal(normal[:, 0, 0], normal[:, 1, 1])  # cell 4, twice
@@ -70,15 +70,15 @@ def test_blocks_are_padded_and_end() -> None:
         shown = [block.cells[row, i][block.real[row, i]] for i in range(len(spans))]
         assert torch.equal(torch.cat(shown), context.order[row])
     assert not block.real[:, -1].any()
-    assert context.shown(block.begin).sum(-1).tolist() == [[*(b for b, _ in spans), 6]] * 2
+    assert context.visible_mask(block.begin).sum(-1).tolist() == [[*(b for b, _ in spans), 6]] * 2
 
 
 def test_a_drafted_step_is_read_by_those_behind_it() -> None:
     """Conditions of every step against those of the picture with the draft kept so far."""
     target = PatchTarget(READER)
     context = opened(target)
-    draft = Aligned(READER, Ahead(3)).propose(context, None)
-    distribution = path_distribution(target.score(context, draft).distribution)
+    draft = AlignedDrafter(READER, Ahead(3)).propose(context, None)
+    distribution = as_path_distribution(target.score(context, draft).distribution)
     latents = torch.zeros(2, 6)
     for node, (begin, end) in enumerate(context.spans):
         wanted = 0.2 + 0.5 * latents.sum(-1)
@@ -94,8 +94,8 @@ def test_a_drafted_step_is_read_by_those_behind_it() -> None:
 def test_a_blind_target_reads_no_draft() -> None:
     target = BlindTarget(READER)
     context = opened(target)
-    draft = Aligned(READER, Ahead(3)).propose(context, None)
-    distribution = path_distribution(target.score(context, draft).distribution)
+    draft = AlignedDrafter(READER, Ahead(3)).propose(context, None)
+    distribution = as_path_distribution(target.score(context, draft).distribution)
     assert distribution.batch == (2, 4, context.event[0])
     real = distribution.real
     assert (distribution.condition[real] == 0.2).all()
@@ -123,17 +123,20 @@ def test_paces() -> None:
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: PatchSettings(steps=0), "^steps=0 is no whole number of at least 1;"),
-        (lambda: PatchSettings(head_steps=1), "head_steps=1 is no whole number of at least 2;"),
+        (lambda: PatchSettings(steps=0), "^steps=0 must be a whole number of at least 1;"),
+        (lambda: PatchSettings(head_steps=1), "head_steps=1 must be a whole number of at least 2;"),
         (lambda: PatchSettings(schedule="cosine"), "guidance_schedule='cosine' is not known"),
         (
             lambda: PatchSettings(guidance=-1.0),
-            "guidance=-1.0 is no number of at least 0; give one",
+            "guidance=-1.0 must be a number of at least 0; give one",
         ),
-        (lambda: PatchSettings(temperature=0.0), "temperature=0.0 is no number of at least 1e-08"),
-        (lambda: PatchSettings(steps=5).spans(4), "steps=5 show less than one of 4 cells"),
+        (
+            lambda: PatchSettings(temperature=0.0),
+            "temperature=0.0 must be a number of at least 1e-08",
+        ),
+        (lambda: PatchSettings(steps=5).spans(4), "steps=5 must be at most the number of cells"),
         (lambda: Ahead(0), "length=0 drafts nothing"),
-        (lambda: Milestones(3, 1.5), "prefill=1.5 is no share"),
+        (lambda: Milestones(3, 1.5), "prefill=1.5 is not a share"),
     ],
 )
 def test_bad_settings(make: object, message: str) -> None:

@@ -11,18 +11,18 @@ from torch.testing import assert_close
 
 from mmspec import _hf
 from mmspec.targets.readers.attention_tap import (
+    ATTENTION_FEATURES,
     FIRST,
     HEADS,
     LAST,
     MEAN,
-    OFFERED,
     AttentionTap,
     ClassTokenTap,
+    count_question_tokens,
     full_layers,
 )
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.readers.hooks import SnapshotHook
-from mmspec.targets.tokens.causal import questions
 from tests import toys
 from tests.toys import readers as families
 
@@ -45,11 +45,13 @@ def eager(family: str, inputs: dict[str, Tensor]) -> list[Tensor]:
 def test_the_tap_is_the_attention_of_eager(family: str, ragged: bool) -> None:
     inputs = toys.inputs(family, batch=3 if ragged else 1, ragged=ragged)
     backbone: Any = families.backbone(toys.model(family, layers=3))
-    rows = questions(inputs, backbone.visual_ids)
-    _, logits, _ = backbone.prefill(inputs, room=8)  # transformers puts hooks of its own in here
+    rows = count_question_tokens(inputs, backbone.visual_ids)
+    _, logits, _ = backbone.prefill(
+        inputs, extra_slots=8
+    )  # transformers puts hooks of its own in here
     hooks = [len(part._forward_hooks) for part in backbone.model.modules()]
-    with AttentionTap(backbone, OFFERED, rows) as tap:
-        _, tapped, _ = backbone.prefill(inputs, room=8)
+    with AttentionTap(backbone, ATTENTION_FEATURES, rows) as tap:
+        _, tapped, _ = backbone.prefill(inputs, extra_slots=8)
     assert [len(part._forward_hooks) for part in backbone.model.modules()] == hooks
     assert torch.equal(tapped, logits)
     layers, found = eager(family, inputs), tap.offer()
@@ -74,16 +76,16 @@ def test_a_question_is_the_text_behind_the_last_picture() -> None:
     ids = torch.tensor([[0, 1, 9, 9, 2, 3], [1, 9, 2, 9, 8, 4], [5, 6, 7, 1, 2, 9], [1] * 6])
     mask = torch.tensor([[0, 1, 1, 1, 1, 1], *([1] * 6 for _ in range(3))])
     request = {"input_ids": ids, "attention_mask": mask}
-    assert questions(request, (9, 8)) == [2, 1, 1, 1]
+    assert count_question_tokens(request, (9, 8)) == [2, 1, 1, 1]
 
 
-@pytest.mark.parametrize("wants", sorted(OFFERED))
-def test_eager_models_are_refused(wants: str) -> None:
+@pytest.mark.parametrize("required_features", sorted(ATTENTION_FEATURES))
+def test_eager_models_are_refused(required_features: str) -> None:
     model = toys.model("llava")
     model.set_attn_implementation("eager")
-    backbone = Backbone(model, families.family(toys.model("llava")))
+    backbone = Backbone(model, families.find_family(toys.model("llava")))
     with pytest.raises(ValueError, match="only be tapped from sdpa, not 'eager'; load Llava"):
-        AttentionTap(backbone, frozenset({wants}))
+        AttentionTap(backbone, frozenset({required_features}))
 
 
 def test_models_that_attend_to_no_picture_are_refused() -> None:
@@ -102,7 +104,7 @@ def test_snapshots_are_hidden_states_of_the_model(family: str) -> None:
     inputs = toys.inputs(family, batch=3, ragged=True)
     backbone: Any = families.backbone(toys.model(family, layers=3))
     with SnapshotHook(backbone) as early:
-        backbone.prefill(inputs, room=8)
+        backbone.prefill(inputs, extra_slots=8)
     states = backbone.model(**inputs, output_hidden_states=True).hidden_states
     assert_close(early.offer(), torch.stack((states[0], states[2])), atol=1e-4, rtol=1e-4)
 
@@ -110,7 +112,7 @@ def test_snapshots_are_hidden_states_of_the_model(family: str) -> None:
 @torch.no_grad()
 def test_the_class_tokens_attention_is_that_of_the_layer_whose_features_are_read() -> None:
     model, inputs = toys.model("llava"), toys.inputs("llava", batch=3)
-    with ClassTokenTap(model, families.family(model)) as tap:
+    with ClassTokenTap(model, families.find_family(model)) as tap:
         _hf.encode_media(model, inputs)
     tower = toys.model("llava").model.vision_tower
     tower.set_attn_implementation("eager")
@@ -124,4 +126,4 @@ def test_the_class_tokens_attention_is_that_of_the_layer_whose_features_are_read
 def test_towers_without_a_class_token_are_refused(family: str) -> None:
     model = toys.model(family)
     with pytest.raises(ValueError, match="gives no class token"):
-        ClassTokenTap(model, families.family(model))
+        ClassTokenTap(model, families.find_family(model))

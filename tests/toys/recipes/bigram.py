@@ -3,8 +3,8 @@
 A stranger's recipe. Exact.
 """
 
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Recipe
 from mmspec.verifiers.coupled import Coupled
 from tests.toys.bigram_head import BIGRAM, bigram

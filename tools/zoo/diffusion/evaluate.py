@@ -1,4 +1,4 @@
-"""Measure a text-to-image pipeline: facts drawn right, and how closely a drafter follows."""
+"""Evaluate a text-to-image pipeline: correct facts in images, and acceptance of a drafter."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmspec.zoo import reading
+from mmspec.zoo import scene_parser as reading
 from mmspec.zoo.prompts import Prompt
 from tools.zoo.diffusion.models import GUIDANCE, STEPS
-from tools.zoo.diffusion.training import TextStates, predicted
+from tools.zoo.diffusion.training import TextStates, predict_velocity
 
 if TYPE_CHECKING:
     from diffusers import PixArtAlphaPipeline, PixArtTransformer2DModel
 
-WORDS_AT_MOST = 40  # tokens of a prompt; the pipeline's own default costs time on padding
+MAX_SEQUENCE_LENGTH = 40  # tokens of a prompt; the pipeline's own default costs time on padding
 
 
-def draw(
+def generate_images(
     pipeline: PixArtAlphaPipeline, texts: Sequence[str], seed: int = 0, steps: int = STEPS
 ) -> np.ndarray:  # -> (B, P, P, 3) floats in [0, 1]
-    """Pictures for prompts, by the pipeline itself. Sizes are not binned: there is only one."""
+    """Images of prompts, by the pipeline's own call, without resolution binning."""
     pipeline.set_progress_bar_config(disable=True)
     call: Any = pipeline
     pictures: np.ndarray = call(
@@ -31,7 +31,7 @@ def draw(
         num_inference_steps=steps,
         guidance_scale=GUIDANCE,
         generator=torch.Generator().manual_seed(seed),
-        max_sequence_length=WORDS_AT_MOST,
+        max_sequence_length=MAX_SEQUENCE_LENGTH,
         use_resolution_binning=False,
         clean_caption=False,
         output_type="np",
@@ -39,74 +39,79 @@ def draw(
     return pictures
 
 
-def facts_drawn(
-    pipeline: PixArtAlphaPipeline, asked: Sequence[Prompt], steps: int = STEPS
+def score_generated_images(
+    pipeline: PixArtAlphaPipeline, examples: Sequence[Prompt], steps: int = STEPS
 ) -> tuple[int, int]:
-    """Facts right and facts asked over all prompts, read from the pictures."""
-    return reading.facts_drawn(asked, lambda texts, seed: draw(pipeline, texts, seed, steps))
+    """Correct and total facts over all prompts, parsed from the generated images."""
+    return reading.score_drawn_prompts(
+        examples, lambda texts, seed: generate_images(pipeline, texts, seed, steps)
+    )
 
 
 @torch.no_grad()
-def overlap(
+def state_overlap(
     drafter: PixArtTransformer2DModel,
     pipeline: PixArtAlphaPipeline,
     texts: Sequence[str],
     seed: int = 0,
     steps: int = STEPS,
 ) -> float:
-    """Mean over the steps of pictures of the chance that the drafter's next state is kept.
+    """Mean acceptance probability of the drafter's next state over the steps.
 
-    At each state on the way of the target, with equal deviations s and means d apart: the shared
-    mass of two normal distributions, 2 Phi(-d / 2 s). The last step has no deviation and is left
-    out.
+    For each state of the target's trajectory this is the overlap 2 Phi(-d / 2 s) of two normal
+    distributions with std s and means d apart. The last step has std 0 and is omitted.
     """
-    states = _states(pipeline, texts, seed, steps)
+    states = _sample_trajectory(pipeline, texts, seed, steps)
     parts: Any = pipeline
     alphas = parts.scheduler.alphas_cumprod
-    words = _told(pipeline, texts)
+    text = _encode_prompts(pipeline, texts)
     stride = len(alphas) // steps
-    kept = []
+    overlaps = []
     for time, state in states[:-1]:
         signal, before = alphas[time], alphas[time - stride]
-        wanted, offered = (
-            _guided(model, state, time, words) for model in (parts.transformer, drafter)
+        expected, drafted = (
+            _predict_guided(model, state, time, text) for model in (parts.transformer, drafter)
         )
         step = 1 - signal / before
         weight = before.sqrt() * step / (1 - signal)  # of the clean picture, in the mean
         deviation = (step * (1 - before) / (1 - signal)).sqrt()
-        apart = weight * (1 - signal).sqrt() * (wanted - offered).flatten(1).norm(dim=1)
-        kept.append(torch.special.erfc(apart / (2 * deviation) / 2**0.5))
-    return round(float(torch.stack(kept).mean()), 4)
+        distance = weight * (1 - signal).sqrt() * (expected - drafted).flatten(1).norm(dim=1)
+        overlaps.append(torch.special.erfc(distance / (2 * deviation) / 2**0.5))
+    return round(float(torch.stack(overlaps).mean()), 4)
 
 
-def _states(
+def _sample_trajectory(
     pipeline: PixArtAlphaPipeline, texts: Sequence[str], seed: int, steps: int
 ) -> list[tuple[int, Tensor]]:
-    """The times and the states that the target itself passes through."""
+    """The timesteps and states of the target's own sampling."""
     parts: Any = pipeline
     parts.scheduler.set_timesteps(steps)
     generator = torch.Generator().manual_seed(seed)
     side, channels = parts.transformer.config.sample_size, parts.transformer.config.in_channels
     state = torch.randn(len(texts), channels, side, side, generator=generator)
-    words = _told(pipeline, texts)
+    text = _encode_prompts(pipeline, texts)
     passed = []
     for time in parts.scheduler.timesteps:
         passed.append((int(time), state))
-        raw = _guided(parts.transformer, state, int(time), words)
+        raw = _predict_guided(parts.transformer, state, int(time), text)
         state = parts.scheduler.step(raw, time, state, generator=generator).prev_sample
     return passed
 
 
-def _told(pipeline: PixArtAlphaPipeline, texts: Sequence[str]) -> TextStates:
-    """The words of the prompts, after as many rows of silence."""
+def _encode_prompts(pipeline: PixArtAlphaPipeline, texts: Sequence[str]) -> TextStates:
+    """Text states of the prompts, preceded by as many empty prompts."""
     parts: Any = pipeline
-    told, mask, silence, silent_mask = parts.encode_prompt(
-        list(texts), max_sequence_length=WORDS_AT_MOST
+    states, mask, empty, empty_mask = parts.encode_prompt(
+        list(texts), max_sequence_length=MAX_SEQUENCE_LENGTH
     )
-    return TextStates(torch.cat([silence, told]), torch.cat([silent_mask, mask]))
+    return TextStates(torch.cat([empty, states]), torch.cat([empty_mask, mask]))
 
 
-def _guided(model: PixArtTransformer2DModel, state: Tensor, time: int, words: TextStates) -> Tensor:
+def _predict_guided(
+    model: PixArtTransformer2DModel, state: Tensor, time: int, text: TextStates
+) -> Tensor:
     times = torch.full((2 * len(state),), time)
-    silent, told = predicted(model, torch.cat([state, state]), times, words).chunk(2)
-    return silent + GUIDANCE * (told - silent)
+    unconditional, conditional = predict_velocity(
+        model, torch.cat([state, state]), times, text
+    ).chunk(2)
+    return unconditional + GUIDANCE * (conditional - unconditional)

@@ -1,9 +1,9 @@
-"""The parts of the zoo's text-to-image pipeline: small models of ordinary classes.
+"""The parts of the bundled text-to-image pipeline: small models of diffusers and transformers.
 
-`PixArtAlphaPipeline` of a diffusion transformer, a T5 encoder and a convolutional autoencoder.
-Pictures of 48 x 48 pixels become 12 x 12 latents of four channels, which the transformer sees as
-nine patches, one for each place on the board: so few that a forward costs little more for eight
-states than for one, as it does for large models on large machines.
+`PixArtAlphaPipeline` with a diffusion transformer, a T5 encoder and a convolutional autoencoder.
+Images of 48 x 48 pixels have 12 x 12 latents of four channels, split into nine patches, one per
+cell of the board: so few that a forward of eight states costs little more than one of a single
+state, as for large models on large machines.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from mmspec.zoo.boards import LATENT_CHANNELS, LATENT_SIDE, begin_near_paper
+from mmspec.zoo.scene_tensors import LATENT_CHANNELS, LATENT_SIDE, init_autoencoder
 from mmspec.zoo.tokenizer import word_tokenizer
 
 if TYPE_CHECKING:
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     )
     from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-PATCH = 4  # latents a side: one patch for each place on the board
+PATCH = 4  # latents per side: one patch per cell of the board
 PICTURE_WIDTH = 16
 TEXT_WIDTH = 128
-_FARTHEST = 63  # words between which the text encoder tells distances apart
-STEPS = 100  # what pictures are judged at
+_MAX_DISTANCE = 63  # maximal relative position of the text encoder
+STEPS = 100  # in the evaluation
 GUIDANCE = 2.0
 
 
@@ -48,7 +48,7 @@ DRAFTER = DenoiserShape(layers=2, width=128, heads=4)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One word per token, `</s>` at the end, padding on the right, as T5 has it."""
+    """One word per token, `</s>` at the end, padding on the right, as in T5."""
     return word_tokenizer(
         ("<pad>", "</s>", "<unk>"),
         "$A </s>",
@@ -60,10 +60,9 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
 
 def text_encoder(vocabulary: int) -> T5EncoderModel:
-    """A T5 encoder of three layers that looks around near every word at first.
+    """A T5 encoder of three layers, initialised to attend to nearby words.
 
-    Words of one phrase belong together. Begun without such a leaning, it takes several times as
-    long to learn which colour goes with which shape.
+    Without this bias it takes several times as long to learn which colour belongs to which shape.
     """
     from transformers import T5Config, T5EncoderModel
 
@@ -78,28 +77,30 @@ def text_encoder(vocabulary: int) -> T5EncoderModel:
             dropout_rate=0.0,
             feed_forward_proj="gated-gelu",
             relative_attention_num_buckets=32,
-            relative_attention_max_distance=_FARTHEST + 1,
+            relative_attention_max_distance=_MAX_DISTANCE + 1,
             is_encoder_decoder=False,
             use_cache=False,
             pad_token_id=0,
             eos_token_id=1,
         )
     )
-    _lean_near(encoder)
+    _init_distance_bias(encoder)
     return encoder
 
 
-def _lean_near(encoder: T5EncoderModel) -> None:
-    """Let attention fall with distance: one head looks back, one ahead, two both ways."""
+def _init_distance_bias(encoder: T5EncoderModel) -> None:
+    """Attention decreases with distance: one head attends backwards, one forwards, two both."""
     parts: Any = encoder
     attention = parts.encoder.block[0].layer[0].SelfAttention
-    distance = torch.arange(-_FARTHEST, _FARTHEST + 1)  # of the word looked at, in words
+    distance = torch.arange(-_MAX_DISTANCE, _MAX_DISTANCE + 1)  # relative position of the key
     bucket = attention._relative_position_bucket(
         distance,
         num_buckets=attention.relative_attention_num_buckets,
         max_distance=attention.relative_attention_max_distance,
     )
-    falls = torch.tensor([[0.5, 3.0, 1.0, 0.25], [3.0, 0.5, 1.0, 0.25]])  # behind, ahead; per word
+    falls = torch.tensor(
+        [[0.5, 3.0, 1.0, 0.25], [3.0, 0.5, 1.0, 0.25]]
+    )  # backwards, forwards; per word
     with torch.no_grad():
         for index in bucket.unique():
             middle = distance[bucket == index].float().mean()
@@ -107,7 +108,7 @@ def _lean_near(encoder: T5EncoderModel) -> None:
 
 
 def autoencoder(scaling: float = 1.0) -> AutoencoderTiny:
-    """An autoencoder without normalisation: what it sees of a place does not depend on others."""
+    """An autoencoder without normalisation, so that latents depend on nearby pixels only."""
     from diffusers import AutoencoderTiny
 
     coder = AutoencoderTiny(
@@ -118,12 +119,12 @@ def autoencoder(scaling: float = 1.0) -> AutoencoderTiny:
         latent_channels=LATENT_CHANNELS,
         scaling_factor=scaling,
     )
-    begin_near_paper(coder, [m for m in coder.modules() if isinstance(m, nn.Conv2d)][-1])
+    init_autoencoder(coder, [m for m in coder.modules() if isinstance(m, nn.Conv2d)][-1])
     return coder
 
 
 def denoiser(shape: DenoiserShape) -> PixArtTransformer2DModel:
-    """A diffusion transformer that reads the words of the prompt in every layer."""
+    """A diffusion transformer with cross-attention to the prompt in every layer."""
     from diffusers import PixArtTransformer2DModel
 
     return PixArtTransformer2DModel(
@@ -161,7 +162,7 @@ def pipeline(
     pictures: AutoencoderTiny,
     transformer: PixArtTransformer2DModel,
 ) -> PixArtAlphaPipeline:
-    """Put the parts together."""
+    """Assemble the pipeline."""
     from diffusers import PixArtAlphaPipeline
 
     build: Any = PixArtAlphaPipeline

@@ -1,121 +1,154 @@
-"""Train the text-to-image checkpoints of the zoo from a seed, in minutes on one CPU core."""
+"""Train the bundled diffusion checkpoints from a seed, in minutes on one CPU core."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
+from torch import Tensor
 
 from mmspec.modalities.diffusion.checkpoints import load
 from mmspec.modality import Entry
-from mmspec.training.fitting import Course, Fall
-from mmspec.training.reporting import Report
-from mmspec.zoo.prompts import prompts, training_scenes
-from mmspec.zoo.training import kept, teacher
+from mmspec.training.fitting import CosineDecay, TrainingRun
+from mmspec.zoo.prompts import iterate_training_scenes, prompts
+from mmspec.zoo.training import load_teacher
 from tools.zoo.diffusion import models
-from tools.zoo.diffusion.evaluate import facts_drawn, overlap
+from tools.zoo.diffusion.evaluate import score_generated_images, state_overlap
 from tools.zoo.diffusion.training import (
-    encoded,
-    learn_pictures,
-    learn_to_draw,
-    learn_words,
-    lessons,
+    TextStates,
+    encode_scenes,
+    example_batches,
+    train_autoencoder,
+    train_denoiser,
+    train_text_encoder,
 )
+from tools.zoo.trainer import CheckpointTrainer, Setup
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderTiny
     from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
-ABOUT = """\
-Draws the Scene world of the `mmspec` zoo in 48 x 48 pixels: one to three coloured
-shapes or written digits on a board of nine places. Say, for example, "a large red
-circle in the top left corner and a small blue star in the center". The pipeline knows
-no other size, so call it with `use_resolution_binning=False`.
-"""
-NOTES = f"""\
-`facts` is the share of facts right (size, colour, name and place of each thing) that
-`mmspec.zoo.reading` finds in pictures of held-out prompts, at {models.STEPS} steps and
-guidance {models.GUIDANCE}; `acceptance` is the mass that the drafter's distribution of the next
-state shares with the target's, averaged along the target's own way through the steps.
-Both are measured on the float16 weights, run in float32.
-"""
-HELD_OUT = 64
 BATCH = 64
 
 
 @dataclass(frozen=True)
 class DenoiserPlan:
-    """How a checkpoint is trained: steps of each stage, and how many scenes it sees."""
+    """Steps of each stage, and the number of scenes."""
 
     shape: models.DenoiserShape
-    drawing: Fall
+    generation: CosineDecay
     pool: int
-    painting: int = 0
-    reading: int = 0
+    autoencoder: int = 0
+    text_encoder: int = 0
 
 
-PLANS = {
-    "diffusion": DenoiserPlan(models.TARGET, Fall(2400, 1.5e-3), 16384, painting=800, reading=600),
-    "diffusion-drafter": DenoiserPlan(models.DRAFTER, Fall(1500, 1.5e-3), 8192),
-}
+@dataclass(frozen=True)
+class DiffusionParts:
+    """The parts of a pipeline, and the training examples of its denoiser."""
+
+    tokenizer: PreTrainedTokenizerFast
+    text_encoder: T5EncoderModel
+    coder: Any
+    denoiser: Any
+    examples: Iterator[tuple[Tensor, TextStates]]
+    run: TrainingRun  # with another seed for a drafter
 
 
-def train(
-    entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
-) -> dict[str, Any]:
-    """Teach all parts of a pipeline, or a denoiser to follow that of its target."""
-    plan, course = PLANS[entry.name], Course(seed, steps, progress)
-    followed: Any = None
-    if entry.target is None:
-        words, text, pictures = _begun(plan, course)
+def build_parts(setup: Setup[DenoiserPlan]) -> DiffusionParts:
+    """Train the encoders of a target or take those of a drafter's, and initialise the denoiser."""
+    plan, run, target = setup.plan, setup.run, setup.target
+    if target is None:
+        encoders = _train_encoders(plan, run)
     else:
-        target = teacher(entry.target)
-        words, text, pictures = target.tokenizer, target.text_encoder, target.vae
-        followed, course = target.transformer, course.later(1)
-    batches = lessons(text, words, pictures, course.cut(plan.pool, BATCH), BATCH, course)
-    denoiser: Any = models.denoiser(plan.shape)
-
-    def save() -> None:
-        denoiser.half()
-        if followed is None:  # the words stay in float32: that part is loaded as it is stored
-            models.pipeline(words, text, pictures.half(), denoiser).save_pretrained(folder)
-        else:
-            denoiser.save_pretrained(folder)
-
-    with kept(save):
-        learn_to_draw(denoiser, models.scheduler(), batches, plan.drawing, course, followed)
-    return {"steps": course.cut(plan.drawing.steps)}
+        encoders = target.tokenizer, target.text_encoder, target.vae
+        run = run.with_seed_offset(1)
+    tokenizer, text, coder = encoders
+    pool = run.limit_steps(plan.pool, BATCH)
+    examples = example_batches(text, tokenizer, coder, pool, BATCH, run)
+    return DiffusionParts(*encoders, models.denoiser(plan.shape), examples, run)
 
 
-def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
-    """Facts right in pictures (a target), or states of the target's chain kept (a drafter)."""
-    asked, model = prompts(count, "held-out"), load(entry, folder)
+def fit_parts(setup: Setup[DenoiserPlan], parts: DiffusionParts) -> None:
+    """Train the denoiser, on the predictions of the target if there is one."""
+    teacher = None if setup.target is None else setup.target.transformer
+    decay, scheduler = setup.plan.generation, models.scheduler()
+    train_denoiser(parts.denoiser, scheduler, parts.examples, decay, parts.run, teacher)
+
+
+def save_parts(setup: Setup[DenoiserPlan], parts: DiffusionParts, folder: Path) -> None:
+    """Write the pipeline, or the denoiser of a drafter, in float16."""
+    denoiser = parts.denoiser.half()
+    if setup.target is None:  # the text encoder stays in float32: it is loaded as stored
+        encoders = (parts.tokenizer, parts.text_encoder, parts.coder.half())
+        models.pipeline(*encoders, denoiser).save_pretrained(folder)
+    else:
+        denoiser.save_pretrained(folder)
+
+
+def evaluate(entry: Entry, folder: Path, count: int) -> dict[str, float]:
+    """Correct facts in images (a target), or the acceptance rate of states (a drafter)."""
+    examples, model = prompts(count, "held-out"), load(entry, folder)
     if entry.target is None:
-        right, total = facts_drawn(model, asked)
+        right, total = score_generated_images(model, examples)
         return {"facts": round(right / total, 4)}
-    texts = [prompt.text for prompt in asked[:16]]
-    return {"acceptance": overlap(model, teacher(entry.target), texts)}
+    texts = [prompt.text for prompt in examples[:16]]
+    return {"acceptance": state_overlap(model, load_teacher(entry.target), texts)}
 
 
-def _begun(
-    plan: DenoiserPlan, course: Course
+def _train_encoders(
+    plan: DenoiserPlan, run: TrainingRun
 ) -> tuple[PreTrainedTokenizerFast, T5EncoderModel, Any]:
-    """The words, the text encoder and the autoencoder, which learn before there is drawing."""
-    words, pictures = models.tokenizer(), models.autoencoder()
-    learn_pictures(pictures, plan.painting, course)
-    pictures = _normalised(pictures, course.seed)
-    text = models.text_encoder(len(words))
-    learn_words(text, words, plan.reading, course)
-    return words, text, pictures
+    """Tokenizer, text encoder and autoencoder, trained before the denoiser."""
+    tokenizer, coder = models.tokenizer(), models.autoencoder()
+    train_autoencoder(coder, plan.autoencoder, run)
+    coder = _normalise_latents(coder, run.seed)
+    text = models.text_encoder(len(tokenizer))
+    train_text_encoder(text, tokenizer, plan.text_encoder, run)
+    return tokenizer, text, coder
 
 
-def _normalised(pictures: AutoencoderTiny, seed: int) -> AutoencoderTiny:
-    """The same autoencoder, told how to scale its latents to unit variance."""
+def _normalise_latents(coder: AutoencoderTiny, seed: int) -> AutoencoderTiny:
+    """The same autoencoder with a scaling factor that gives latents unit variance."""
     with torch.no_grad():
-        spread = encoded(pictures, list(islice(training_scenes(seed), 256))).std()
+        spread = encode_scenes(coder, list(islice(iterate_training_scenes(seed), 256))).std()
     scaled = models.autoencoder(scaling=round(1 / float(spread), 4))
-    scaled.load_state_dict(pictures.state_dict())
+    scaled.load_state_dict(coder.state_dict())
     return scaled
+
+
+TRAINER = CheckpointTrainer(
+    about="""\
+Generates the Scene world of the `mmspec` zoo in 48 x 48 pixels: one to three coloured
+shapes or written digits on a board of nine places. An example prompt is "a large red
+circle in the top left corner and a small blue star in the center". The pipeline has
+a single size, so call it with `use_resolution_binning=False`.
+
+Autoencoder, text encoder and denoiser are trained on scenes, one after the other. The drafter is
+trained to predict what the target's denoiser predicts.
+""",
+    notes=f"""\
+`facts` is the share of correct facts (size, colour, name and place of each thing) that
+`mmspec.zoo.scene_parser` finds in images of held-out prompts, at {models.STEPS} steps and
+guidance {models.GUIDANCE}; `acceptance` is the overlap of the drafter's distribution of the next
+state with the target's, averaged over states sampled by the target.
+Both are measured on the float16 weights, run in float32.
+""",
+    held_out=64,
+    plans={
+        "diffusion": DenoiserPlan(
+            models.TARGET, CosineDecay(2400, 1.5e-3), 16384, autoencoder=800, text_encoder=600
+        ),
+        "diffusion-drafter": DenoiserPlan(models.DRAFTER, CosineDecay(1500, 1.5e-3), 8192),
+    },
+    build=build_parts,
+    fit=fit_parts,
+    save=save_parts,
+    evaluate=evaluate,
+    decays=lambda plan: [plan.generation],
+)
+ABOUT, NOTES, HELD_OUT, PLANS = TRAINER.about, TRAINER.notes, TRAINER.held_out, TRAINER.plans
+train, measure = TRAINER.train, TRAINER.measure

@@ -1,7 +1,7 @@
-"""Teach the parts of the text-to-image pipeline, one after the other.
+"""Train the parts of the text-to-image pipeline in sequence.
 
-First pictures (the autoencoder), then words (the text encoder, by telling what is at each place),
-then drawing (the denoiser, from noise and words; a drafter learns from the target's predictions).
+First the autoencoder, then the text encoder (by predicting the contents of each cell), then the
+denoiser; a drafter is trained on the target's predictions.
 """
 
 from __future__ import annotations
@@ -16,10 +16,24 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from mmspec.training.fitting import Course, Fall, chunks, divided, fit, shuffled
-from mmspec.zoo.boards import BOARD_CLASSES, arranged, board_loss, boards, crowds, pictures
-from mmspec.zoo.prompts import loose_prompt, training_scenes
+from mmspec.training.fitting import (
+    CosineDecay,
+    TrainingRun,
+    fit,
+    iterate_chunks,
+    shuffle_batches,
+    split_parameters,
+)
+from mmspec.zoo.prompts import iterate_training_scenes, write_varied_prompt
 from mmspec.zoo.scene import BOARD, Scene
+from mmspec.zoo.scene_tensors import (
+    BOARD_CLASSES,
+    arrange_things,
+    board_loss,
+    encode_boards,
+    iterate_thing_groups,
+    render_images,
+)
 from tools.zoo.diffusion.models import TEXT_WIDTH
 
 if TYPE_CHECKING:
@@ -27,145 +41,144 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast, T5EncoderModel
 
 _DISTURBANCE = 0.1  # noise on latents in training, so that a denoiser may be slightly wrong
-_REACH = 1.5  # largest latent that costs nothing
-_SILENCE = 0.1  # how often a denoiser is told nothing, for guidance
+_MAX_LATENT = 1.5  # latents above are penalised
+_DROPOUT = 0.1  # share of empty prompts, for guidance
 
 
 @dataclass(frozen=True)
 class TextStates:
-    """What a denoiser is told: `states` (B, L, D) of the text encoder and their mask (B, L)."""
+    """`states` (B, L, D) of the text encoder, and their attention mask (B, L)."""
 
     states: Tensor
     mask: Tensor
 
 
-def learn_pictures(autoencoder: AutoencoderTiny, steps: int, course: Course) -> None:
-    """Train the autoencoder on crowded scenes, its latents slightly disturbed and kept small."""
+def train_autoencoder(autoencoder: AutoencoderTiny, steps: int, run: TrainingRun) -> None:
+    """Train the autoencoder on crowded scenes, with noise and a size penalty on latents."""
     coder: Any = autoencoder
 
     def loss_of(images: Tensor) -> Tensor:
         latents: Tensor = coder.encoder(images)
-        seen = latents + _DISTURBANCE * torch.randn_like(latents)
-        error: Tensor = coder.decoder(seen) - images
-        excess = functional.relu(latents.abs() - _REACH)
+        noisy = latents + _DISTURBANCE * torch.randn_like(latents)
+        error: Tensor = coder.decoder(noisy) - images
+        excess = functional.relu(latents.abs() - _MAX_LATENT)
         large = 1e-3 * latents.square().mean() + 0.1 * excess.square().mean()
         return error.square().mean() + 0.1 * error.abs().mean() + large
 
-    learnt, shown = list(coder.parameters()), _crowded(8, course.seed)
-    fit(learnt, shown, loss_of, Fall(steps, 4e-3), "paint", course)
+    parameters, batches = list(coder.parameters()), _image_batches(8, run.seed)
+    fit(parameters, batches, loss_of, CosineDecay(steps, 4e-3), "paint", run)
 
 
-def learn_words(
-    encoder: T5EncoderModel,
-    tokenizer: PreTrainedTokenizerFast,
-    steps: int,
-    course: Course,
+def train_text_encoder(
+    encoder: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, steps: int, run: TrainingRun
 ) -> None:
-    """Train the text encoder until nine questions, one for each place, find their answers."""
+    """Train the text encoder so that nine learned queries predict the contents of cells."""
     reader = _BoardReader()
 
     def loss_of(item: tuple[list[str], Tensor]) -> Tensor:
-        texts, wanted = item
-        return board_loss(reader(read_words(encoder, tokenizer, texts)), wanted)
+        texts, labels = item
+        return board_loss(reader(encode_prompts(encoder, tokenizer, texts)), labels)
 
-    matrices, others = divided(encoder.encoder.block, encoder.parameters())
+    matrices, others = split_parameters(encoder.encoder.block, encoder.parameters())
     others = [*others, *reader.parameters()]
-    told = _described(64, course.seed)
-    fit(others, told, loss_of, Fall(steps, 1.5e-3), "read", course, matrices)
+    batches = _board_batches(64, run.seed)
+    fit(others, batches, loss_of, CosineDecay(steps, 1.5e-3), "read", run, matrices)
 
 
-def learn_to_draw(
+def train_denoiser(
     denoiser: PixArtTransformer2DModel,
     schedule: DDPMScheduler,
     batches: Iterator[tuple[Tensor, TextStates]],
-    fall: Fall,
-    course: Course,
+    decay: CosineDecay,
+    run: TrainingRun,
     teacher: PixArtTransformer2DModel | None = None,
 ) -> None:
-    """Train a denoiser to predict velocity (Salimans & Ho 2022), or what `teacher` predicts."""
+    """Train a denoiser on velocities (Salimans & Ho 2022), or on predictions of `teacher`."""
 
     def loss_of(item: tuple[Tensor, TextStates]) -> Tensor:
-        latents, words = item
+        latents, text = item
         times = torch.randint(schedule.config["num_train_timesteps"], (len(latents),))
         noise = torch.randn_like(latents)
         noisy = schedule.add_noise(latents, noise, times)
         if teacher is None:
-            wanted = schedule.get_velocity(latents, noise, times)
+            expected = schedule.get_velocity(latents, noise, times)
         else:
             with torch.no_grad():
-                wanted = predicted(teacher, noisy, times, words)
-        return functional.mse_loss(predicted(denoiser, noisy, times, words), wanted)
+                expected = predict_velocity(teacher, noisy, times, text)
+        return functional.mse_loss(predict_velocity(denoiser, noisy, times, text), expected)
 
     model: Any = denoiser
-    matrices, others = divided(model.transformer_blocks, model.parameters())
-    fit(others, batches, loss_of, fall, "draw", course, matrices)
+    matrices, others = split_parameters(model.transformer_blocks, model.parameters())
+    fit(others, batches, loss_of, decay, "draw", run, matrices)
 
 
-def predicted(
-    denoiser: PixArtTransformer2DModel, noisy: Tensor, times: Tensor, words: TextStates
+def predict_velocity(
+    denoiser: PixArtTransformer2DModel, noisy: Tensor, times: Tensor, text: TextStates
 ) -> Tensor:
-    """The output of a denoiser at states (B, C, H, W) and times (B,)."""
+    """The output of a denoiser at states (B, C, H, W) and timesteps (B,)."""
     model: Any = denoiser
     out: Tensor = model(
         noisy,
-        encoder_hidden_states=words.states,
-        encoder_attention_mask=words.mask,
+        encoder_hidden_states=text.states,
+        encoder_attention_mask=text.mask,
         timestep=times,
         added_cond_kwargs={"resolution": None, "aspect_ratio": None},
     ).sample
     return out
 
 
-def read_words(
+def encode_prompts(
     encoder: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, texts: list[str]
 ) -> TextStates:
-    """Encode prompts, padded to the longest."""
-    told = tokenizer(texts, padding=True, return_tensors="pt")
-    mask: Any = told.attention_mask
+    """Encode prompts, padded to the longest one."""
+    encoding = tokenizer(texts, padding=True, return_tensors="pt")
+    mask: Any = encoding.attention_mask
     read: Any = encoder
-    return TextStates(read(told.input_ids, attention_mask=mask)[0], mask)
+    return TextStates(read(encoding.input_ids, attention_mask=mask)[0], mask)
 
 
-def lessons(
+def example_batches(
     encoder: T5EncoderModel,
     tokenizer: PreTrainedTokenizerFast,
     autoencoder: AutoencoderTiny,
     pool: int,
     batch: int,
-    course: Course,
+    run: TrainingRun,
 ) -> Iterator[tuple[Tensor, TextStates]]:
-    """Batches of scaled latents and words without end, from `pool` scenes drawn beforehand.
+    """Infinite batches of scaled latents and text states, from `pool` scenes encoded in advance.
 
-    The words for a scene are chosen anew each time.
+    The prompt of a scene is sampled again in every epoch.
     """
-    scenes = list(islice(training_scenes(course.seed), pool))
-    turns = chunks(scenes, batch, "encode", course.progress)
+    scenes = list(islice(iterate_training_scenes(run.seed), pool))
+    chunks = iterate_chunks(scenes, batch, "encode", run.progress)
     with torch.no_grad():
-        latents = torch.cat([encoded(autoencoder, part) for part in turns])
-    generator = np.random.default_rng((course.seed, 4))
+        latents = torch.cat([encode_scenes(autoencoder, part) for part in chunks])
+    generator = np.random.default_rng((run.seed, 4))
 
-    def drawn() -> Iterator[tuple[Tensor, TextStates]]:
-        for picks in shuffled(len(scenes), batch, generator):
-            told = [
-                "" if generator.random() < _SILENCE else loose_prompt(scenes[i], generator)
+    def sample_batches() -> Iterator[tuple[Tensor, TextStates]]:
+        for picks in shuffle_batches(len(scenes), batch, generator):
+            prompts = [
+                "" if generator.random() < _DROPOUT else write_varied_prompt(scenes[i], generator)
                 for i in picks
             ]
             with torch.no_grad():
-                words = read_words(encoder, tokenizer, told)
-            yield latents[torch.from_numpy(picks)], words
+                text = encode_prompts(encoder, tokenizer, prompts)
+            yield latents[torch.from_numpy(picks)], text
 
-    return drawn()
+    return sample_batches()
 
 
-def encoded(autoencoder: AutoencoderTiny, scenes: Sequence[Scene]) -> Tensor:  # -> (B, 4, 12, 12)
+def encode_scenes(
+    autoencoder: AutoencoderTiny, scenes: Sequence[Scene]
+) -> Tensor:  # -> (B, 4, 12, 12)
     """Scaled latents of scenes."""
     coder: Any = autoencoder
-    latents: Tensor = coder.encoder(pictures(scenes)) * coder.config.scaling_factor
+    latents: Tensor = coder.encoder(render_images(scenes)) * coder.config.scaling_factor
     return latents
 
 
 class _BoardReader(nn.Module):
-    """Nine learnt questions attend to the words; what they find is named, coloured and sized."""
+    """Nine learned queries attend to the text states and predict name, colour and size."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -173,26 +186,26 @@ class _BoardReader(nn.Module):
         self.attention = nn.MultiheadAttention(TEXT_WIDTH, 4, batch_first=True)
         self.heads = nn.Linear(TEXT_WIDTH, sum(BOARD_CLASSES))
 
-    def forward(self, words: TextStates) -> Tensor:  # -> (B, 9, classes)
-        asked = self.questions.expand(len(words.states), -1, -1)
-        found, _ = self.attention(asked, words.states, words.states, words.mask == 0)
+    def forward(self, text: TextStates) -> Tensor:  # -> (B, 9, classes)
+        queries = self.questions.expand(len(text.states), -1, -1)
+        found, _ = self.attention(queries, text.states, text.states, text.mask == 0)
         answers: Tensor = self.heads(found)
         return answers
 
 
-def _described(batch: int, seed: int) -> Iterator[tuple[list[str], Tensor]]:
-    """Loose prompts, and what is in each cell: (B, 9, 3)."""
+def _board_batches(batch: int, seed: int) -> Iterator[tuple[list[str], Tensor]]:
+    """Varied prompts, and the contents of each cell (B, 9, 3)."""
     generator = np.random.default_rng((seed, 5))
-    source = training_scenes(seed)
+    source = iterate_training_scenes(seed)
     while True:
         scenes = list(islice(source, batch))
-        yield [loose_prompt(scene, generator) for scene in scenes], boards(scenes)
+        yield [write_varied_prompt(scene, generator) for scene in scenes], encode_boards(scenes)
 
 
-def _crowded(batch: int, seed: int) -> Iterator[Tensor]:
-    """Pictures with something in two places of three: most pixels teach."""
+def _image_batches(batch: int, seed: int) -> Iterator[Tensor]:
+    """Images with a thing in two thirds of the cells, for a dense training signal."""
     generator = np.random.default_rng((seed, 6))
-    crowd = crowds(1 << 45)
+    crowd = iterate_thing_groups(1 << 45)
     while True:
         cells = [np.flatnonzero(generator.random(BOARD**2) < 2 / 3) for _ in range(batch)]
-        yield pictures([arranged(next(crowd), some) for some in cells])
+        yield render_images([arrange_things(next(crowd), some) for some in cells])

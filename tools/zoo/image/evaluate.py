@@ -1,4 +1,4 @@
-"""Measure an image model: what it draws by itself, and facts drawn right."""
+"""Evaluate an image model: its own samples, and correct facts in its images."""
 
 from __future__ import annotations
 
@@ -10,71 +10,73 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.sampling import guide
-from mmspec.training.fitting import chunks
-from mmspec.zoo import reading
+from mmspec.training.fitting import iterate_chunks
+from mmspec.zoo import scene_parser as reading
 from mmspec.zoo.prompts import Prompt
-from mmspec.zoo.scene import Scene, tiled
-from tools.zoo.image.coding import coded, pictures
+from mmspec.zoo.scene import Scene, add_tiles
+from tools.zoo.image.coding import encode_images, render_images
 from tools.zoo.image.models import GUIDANCE
 from tools.zoo.image.training import PromptEncoder, Prompts, logits_of
 
 
-def drawn_codes(
+def generate_codes(
     model: Any, processor: Any, texts: Sequence[str], seed: int = 0
 ) -> Tensor:  # -> (B, 81) int64
-    """Codes for prompts, sampled by the model itself at temperature 1."""
-    asked = processor(text=list(texts), generation_mode="image", padding=True, return_tensors="pt")
+    """Codes for prompts, sampled by the model's own loop at temperature 1."""
+    inputs = processor(text=list(texts), generation_mode="image", padding=True, return_tensors="pt")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         codes: Tensor = model.generate(
-            **asked,
-            generation_mode="image",
-            do_sample=True,
-            top_k=0,
-            guidance_scale=GUIDANCE,
+            **inputs, generation_mode="image", do_sample=True, top_k=0, guidance_scale=GUIDANCE
         )
     return codes
 
 
 @torch.no_grad()
-def shown(model: Any, codes: Tensor) -> np.ndarray:  # (B, 81) -> (B, P, P, 3) floats in [0, 1]
-    """The pictures of codes."""
+def decode_codes(
+    model: Any, codes: Tensor
+) -> np.ndarray:  # (B, 81) -> (B, P, P, 3) floats in [0, 1]
+    """Decode codes to images."""
     pixels: Tensor = model.decode_image_tokens(codes)
     return pixels.float().clamp(-1, 1).add(1).div(2).numpy()
 
 
-def facts_drawn(model: Any, processor: Any, asked: Sequence[Prompt]) -> tuple[int, int]:
-    """Facts right and facts asked over all prompts, read from the pictures."""
+def score_generated_images(
+    model: Any, processor: Any, examples: Sequence[Prompt]
+) -> tuple[int, int]:
+    """Correct and total facts over all prompts, parsed from the generated images."""
 
     def draw(texts: list[str], seed: int) -> np.ndarray:
-        return shown(model, drawn_codes(model, processor, texts, seed))
+        return decode_codes(model, generate_codes(model, processor, texts, seed))
 
-    return reading.facts_drawn(asked, draw)
+    return reading.score_drawn_prompts(examples, draw)
 
 
 @torch.no_grad()
-def spread(
+def code_statistics(
     model: Any, processor: Any, texts: Sequence[str], batch: int = 32
 ) -> tuple[float, float]:
-    """How hard its codes are to guess: nats per code of the guided distributions, share of the likeliest."""
-    reader, nats, drawn = PromptEncoder(processor.tokenizer), [], []
-    for turn, part in enumerate(chunks(texts, batch)):
-        drawn.append(drawn_codes(model, processor, part, turn))
-        told, silent = (logits_of(model, one, drawn[-1]) for one in branches(reader, list(part)))
-        distribution = guide(told, silent, GUIDANCE).log_softmax(-1)
+    """Mean entropy of the guided distributions (nats per code), share of the commonest code."""
+    reader, nats, samples = PromptEncoder(processor.tokenizer), [], []
+    for index, part in enumerate(iterate_chunks(texts, batch)):
+        samples.append(generate_codes(model, processor, part, index))
+        conditional, unconditional = (
+            logits_of(model, one, samples[-1]) for one in guidance_branches(reader, list(part))
+        )
+        distribution = guide(conditional, unconditional, GUIDANCE).log_softmax(-1)
         nats.append(-(distribution.exp() * distribution).sum(-1))
-    codes = torch.cat(drawn).flatten()
+    codes = torch.cat(samples).flatten()
     return float(torch.cat(nats).mean()), float(torch.bincount(codes).max() / len(codes))
 
 
-def facts_kept(model: Any, scenes: Sequence[Scene]) -> tuple[int, int]:
-    """Facts right and facts asked in scenes drawn on tiles, coded and painted again."""
+def score_reconstructions(model: Any, scenes: Sequence[Scene]) -> tuple[int, int]:
+    """Correct and total facts in tiled scenes after encoding and decoding."""
     generator = np.random.default_rng(len(scenes))
-    tiles = [tiled(scene, generator) for scene in scenes]
-    again = shown(model, coded(model.model.vqmodel, pictures(tiles)))
+    tiles = [add_tiles(scene, generator) for scene in scenes]
+    again = decode_codes(model, encode_images(model.model.vqmodel, render_images(tiles)))
     return reading.score_pictures(scenes, list(again))
 
 
-def branches(reader: PromptEncoder, texts: Sequence[str]) -> tuple[Prompts, Prompts]:
-    """Prompts, and as many that say nothing."""
+def guidance_branches(reader: PromptEncoder, texts: Sequence[str]) -> tuple[Prompts, Prompts]:
+    """Encode prompts, conditional and unconditional."""
     return reader(texts), reader(texts, [True] * len(texts))

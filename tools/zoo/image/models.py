@@ -1,8 +1,8 @@
-"""Autoregressive text-to-image models of the zoo: small Janus models of the ordinary class.
+"""The bundled autoregressive text-to-image models: small Janus models of the transformers class.
 
-Pictures of 72 x 72 pixels become 9 x 9 codes, so that every place of the board is 3 x 3 codes.
-The language model is deep and narrow: a forward of it costs little more for sixteen codes than
-for one, as it does for large models on large machines.
+Images of 72 x 72 pixels have 9 x 9 codes, so that every cell of the board has 3 x 3 codes. The
+language model is deep and narrow: a forward of sixteen codes costs little more than one of a single
+code, as for large models on large machines.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from mmspec.zoo.boards import begin_near_paper
+from mmspec.zoo.scene_tensors import init_autoencoder
 from mmspec.zoo.tokenizer import word_tokenizer
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
         PreTrainedTokenizerFast,
     )
 
-PIXELS, SIDE = 72, 9  # a side of a picture, in pixels and in codes
+PIXELS, SIDE = 72, 9  # side of an image, in pixels and in codes
 CODES = 1024
 CODE_WIDTH = 8
 GUIDANCE = 3.0
@@ -29,7 +29,7 @@ GUIDANCE = 3.0
 
 @dataclass(frozen=True)
 class ImageShape:
-    """The language model: layers, width, inner width and heads; `channels` of the picture part."""
+    """The language model: layers, width, inner width and heads; `channels` of the autoencoder."""
 
     layers: int
     width: int
@@ -40,7 +40,7 @@ class ImageShape:
 
 @dataclass(frozen=True)
 class PictureFormat:
-    """The pictures: a side in pixels and in codes, how many codes there are, and their width."""
+    """Images: side in pixels and in codes, size of the codebook and width of a code."""
 
     pixels: int = PIXELS
     side: int = SIDE
@@ -49,7 +49,7 @@ class PictureFormat:
 
     @property
     def halvings(self) -> int:
-        """How often the picture part halves the side of a picture."""
+        """Number of times that the autoencoder halves the side of an image."""
         return (self.pixels // self.side).bit_length() - 1
 
 
@@ -59,7 +59,7 @@ DRAFTER = ImageShape(layers=1, width=96, inner=192, heads=3)
 
 
 def tokenizer() -> PreTrainedTokenizerFast:
-    """One word per token behind `<bos>`, padding on the left, as Janus has it."""
+    """One word per token after `<bos>`, padding on the left, as in Janus."""
     named = {"image_token": "<image>", "boi_token": "<begin_of_image>"}
     return word_tokenizer(
         ("<pad>", "<bos>", "<eos>", "<unk>", "<image>", "<begin_of_image>", "<end_of_image>"),
@@ -95,7 +95,7 @@ def processor(size: PictureFormat = FORMAT) -> JanusProcessor:
 def janus(
     shape: ImageShape, words: PreTrainedTokenizerFast, size: PictureFormat = FORMAT
 ) -> JanusForConditionalGeneration:
-    """An untrained Janus. It draws only: the eye that the class asks for is as small as can be."""
+    """An untrained Janus for generation only: its required vision encoder is minimal."""
     from transformers import (
         GenerationConfig,
         JanusConfig,
@@ -140,17 +140,17 @@ def janus(
         tie_word_embeddings=True,
     )
     model = JanusForConditionalGeneration(config)
-    begin_near_paper(model.model.vqmodel, model.model.vqmodel.decoder.conv_out)
+    init_autoencoder(model.model.vqmodel, model.model.vqmodel.decoder.conv_out)
     configure: Any = GenerationConfig
     begin = {"boi_token_id": ids["<begin_of_image>"]}
-    # pictures are drawn, and of the whole codebook: transformers would take its likeliest 50 codes
+    # sample from the whole codebook: the default of transformers is top_k=50
     sampled = {"do_sample": True, "top_k": 0}
     model.generation_config = configure(**special, generation_kwargs=begin, **sampled)
     return model
 
 
 def _text(shape: ImageShape, words: int, special: dict[str, Any]) -> LlamaConfig:
-    """The language model, of so many words."""
+    """The configuration of the language model."""
     from transformers import LlamaConfig
 
     return LlamaConfig(
@@ -161,7 +161,7 @@ def _text(shape: ImageShape, words: int, special: dict[str, Any]) -> LlamaConfig
         num_attention_heads=shape.heads,
         num_key_value_heads=shape.heads,
         max_position_embeddings=256,
-        # Short sequences: fast angles tell columns and rows apart, slow ones would tell nothing.
+        # Short sequences: high frequencies distinguish columns and rows, low ones would not.
         rope_parameters={"rope_type": "default", "rope_theta": 200.0},
         initializer_range=0.04,
         **special,

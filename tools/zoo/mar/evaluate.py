@@ -1,4 +1,4 @@
-"""Measure MAR models: facts drawn right, and how closely a drafter follows."""
+"""Evaluate MAR models: sampling settings, generated images and their score."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 import torch
 from PIL import Image
 
-from mmspec.codes.image_family import pictures
-from mmspec.modalities.mar.held_out import facts_of
+from mmspec.codes.image_family import to_images
+from mmspec.modalities.mar.checkpoints import facts_of
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.targets.continuous.patches import PatchSettings
-from mmspec.training.fitting import chunks
+from mmspec.training.fitting import iterate_chunks
 from tools.zoo.mar.models import GUIDANCE, HEAD_STEPS, STEPS
 
 AT_ONCE = 34  # pictures
@@ -20,19 +20,19 @@ PLAN = PatchSettings(STEPS, GUIDANCE, head_steps=HEAD_STEPS, last_noise=True)
 
 
 @torch.no_grad()
-def painted(
-    model: MarForImageGeneration, vae: Any, asked: Sequence[int], seed: int = 0
+def generate_images(
+    model: MarForImageGeneration, vae: Any, labels: Sequence[int], seed: int = 0
 ) -> Iterator[Image.Image]:
-    """Pictures of classes, drawn by the model itself."""
-    for rows in chunks(range(len(asked)), AT_ONCE):
-        part = torch.tensor([asked[row] for row in rows])
+    """Images of classes, sampled by the model's own loop."""
+    for rows in iterate_chunks(range(len(labels)), AT_ONCE):
+        part = torch.tensor([labels[row] for row in rows])
         latents = model.sample(part, PLAN, seed, rows)
-        yield from pictures(vae.decode(latents / model.config.latent_scale)[0])
+        yield from to_images(vae.decode(latents / model.config.latent_scale)[0])
 
 
-def facts_drawn(
-    model: MarForImageGeneration, vae: Any, asked: Sequence[int], seed: int = 0
+def score_generated_images(
+    model: MarForImageGeneration, vae: Any, labels: Sequence[int], seed: int = 0
 ) -> tuple[int, int]:
-    """Pictures that show their class and nothing else, and all pictures."""
-    scored = facts_of(asked, list(painted(model, vae, asked, seed)))
+    """The number of images that show their class and nothing else, and of all images."""
+    scored = facts_of(labels, list(generate_images(model, vae, labels, seed)))
     return sum(right for right, _ in scored), len(scored)

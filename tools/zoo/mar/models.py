@@ -1,9 +1,9 @@
-"""The zoo's images of continuous tokens: small MAR models behind a class, and its autoencoder.
+"""The bundled class-conditional MAR models.
 
-A class is what to draw, such as "red circle"; where it goes is up to the model. Pictures of 48 x 48
-pixels become 12 x 12 latents of four channels, of which 2 x 2 are a token: 6 x 6 tokens of 16
-numbers. The target is deep and narrow: a forward of it costs little more for four pictures than for
-one, as it does for large models on large machines.
+A class is a thing such as "red circle"; its position is up to the model. Images of 48 x 48 pixels
+have 12 x 12 latents of four channels, of which 2 x 2 form a token: 6 x 6 tokens of 16 numbers. The
+target is deep and narrow: a forward of four images costs little more than one of a single image, as
+for large models on large machines.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmspec.modalities.mar.held_out import LABELS
+from mmspec.modalities.mar.checkpoints import LABELS
 from mmspec.models.mar import MarConfig, MarForImageGeneration
-from mmspec.zoo.boards import LATENT_CHANNELS, LATENT_SIDE
+from mmspec.zoo.scene_tensors import LATENT_CHANNELS, LATENT_SIDE
 
 PATCH = 2  # latents a side of a token
 SIDE = LATENT_SIDE // PATCH
 HEAD_TRAINING_STEPS = 100
-STEPS, HEAD_STEPS, GUIDANCE = 36, 16, 3.0  # what pictures are judged at
-_LOUD = 0.7  # std of what is looked up
+STEPS, HEAD_STEPS, GUIDANCE = 36, 16, 3.0  # settings of the evaluation
+_EMBEDDING_STD = 0.7
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ def mar(shape: MarShape, latent_scale: float) -> MarForImageGeneration:
         label2id={label: number for number, label in enumerate(LABELS)},
     )
     model = MarForImageGeneration(config)
-    _begin(model)
+    _init_weights(model)
     return model
 
 
-def _begin(model: MarForImageGeneration) -> None:
-    """Begin with signals of even size (Glorot & Bengio 2010), and a head that says nothing.
+def _init_weights(model: MarForImageGeneration) -> None:
+    """Initialise with Glorot weights (Glorot & Bengio 2010), and a head whose output is zero.
 
-    Places begin as waves over rows and columns, as large as what is seen there, and attention looks
-    for what is like the place that asks, so for its neighbours. Begun without such a leaning, it
-    takes many times as long to learn what the tokens shown say about those that are not.
+    Position embeddings are waves over rows and columns with the scale of the inputs, and keys equal
+    queries, so attention prefers neighbouring positions. Without this bias it takes many times as
+    long to learn how masked tokens depend on visible ones.
     """
     for layer in [module for module in model.modules() if isinstance(module, nn.Linear)]:
         nn.init.xavier_uniform_(layer.weight)
@@ -87,19 +87,19 @@ def _begin(model: MarForImageGeneration) -> None:
         nn.init.zeros_(layer.weight)
     blocks: Any = (*model.encoder, *model.decoder)
     for block in blocks:
-        asked, given, told = block.qkv.weight.data.chunk(3)
-        nn.init.xavier_uniform_(asked)
-        nn.init.xavier_uniform_(told)
-        given.copy_(asked)
-    nn.init.normal_(model.class_table.weight, std=_LOUD)
+        query, key, value = block.qkv.weight.data.chunk(3)
+        nn.init.xavier_uniform_(query)
+        nn.init.xavier_uniform_(value)
+        key.copy_(query)
+    nn.init.normal_(model.class_table.weight, std=_EMBEDDING_STD)
     with torch.no_grad():
         for table in (model.encoder_positions, model.decoder_positions, model.head_positions):
-            table[:, -(SIDE**2) :] = _waves(table.shape[-1])
+            table[:, -(SIDE**2) :] = _position_waves(table.shape[-1])
 
 
-def _waves(width: int) -> Tensor:  # (SIDE^2, width)
-    """Half of the numbers wave with the row, half with the column, at frequencies up to pi."""
+def _position_waves(width: int) -> Tensor:  # (SIDE^2, width)
+    """Sinusoidal embeddings, half of the row and half of the column, with frequencies up to pi."""
     angle = torch.arange(SIDE)[:, None] * torch.linspace(math.pi / SIDE, math.pi, width // 4)
     waves = torch.cat((angle.cos(), angle.sin()), -1)
     rows = waves[:, None].expand(-1, SIDE, -1)
-    return _LOUD * torch.cat((rows, rows.transpose(0, 1)), -1).flatten(0, 1)
+    return _EMBEDDING_STD * torch.cat((rows, rows.transpose(0, 1)), -1).flatten(0, 1)

@@ -1,124 +1,145 @@
-"""Train the zoo's images of continuous tokens from a seed, in minutes on one CPU core."""
+"""Train the bundled MAR checkpoints from a seed, in minutes on one CPU core."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from shutil import copytree
 from typing import Any
 
 from mmspec.api import accelerate
-from mmspec.modalities.mar.checkpoints import load
-from mmspec.modalities.mar.held_out import LABELS, classes
+from mmspec.modalities.mar.checkpoints import LABELS, classes, load
 from mmspec.modality import Entry
 from mmspec.models.mar import MarForImageGeneration
-from mmspec.training.fitting import Course, Fall, chunks
-from mmspec.training.reporting import Report
-from mmspec.zoo.loading import load_vae
-from mmspec.zoo.training import kept, teacher, written
+from mmspec.training.fitting import CosineDecay, iterate_chunks
+from mmspec.zoo.catalogue import load_vae
+from mmspec.zoo.training import load_teacher, require_checkpoint
 from tools.zoo.mar import models
-from tools.zoo.mar.distil import begin_like, follow
-from tools.zoo.mar.evaluate import PLAN, facts_drawn
-from tools.zoo.mar.training import encoded_pool, learn_to_draw, lessons
+from tools.zoo.mar.distil import distil_drafter, init_from_target
+from tools.zoo.mar.evaluate import PLAN, score_generated_images
+from tools.zoo.mar.training import MaskedExample, encode_pool, example_batches, train_generation
+from tools.zoo.trainer import CheckpointTrainer, Setup
 
-DRAFTED, TOGETHER = 1, 16  # steps; pictures, where acceptance is measured
-ABOUT = f"""\
-Draws one large thing of the Scene world of the `mmspec` zoo in 48 x 48 pixels, behind a
-class such as "red circle" ({len(LABELS)} of them, see `label2id` in
-`config.json`); where the thing goes is up to the model. Tokens are 6 x 6 patches of 16
-latents. The head predicts velocity, not noise as the published models do. The folder
-`vae` of the target, the autoencoder of `diffusion`, makes pixels: `zoo.vae("mar")`.
-"""
-NOTES = f"""\
-`facts` is the share of pictures in which `mmspec.zoo.reading` finds the thing asked for
-and nothing else; `acceptance length` is steps per round of the recipe `cspd-coupled`
-with {DRAFTED} drafted step. Both are measured on the float16 weights, run in float32,
-in {models.STEPS} steps at guidance {models.GUIDANCE}, {models.HEAD_STEPS} steps of the
-head and `last_noise=True`.
-"""
-HELD_OUT = 224
-PICTURES_FROM = "diffusion"  # whose autoencoder is taken over
+DRAFT_STEPS, BATCH = 1, 16  # in the measurement of acceptance
+VAE_SOURCE = "diffusion"  # checkpoint whose autoencoder is used
 
 
 @dataclass(frozen=True)
 class MarPlan:
-    """How a checkpoint is trained, in falls of the rate, and on how many pictures."""
+    """Stages, number of images and batch size."""
 
     shape: models.MarShape
-    drawing: tuple[Fall, ...]
+    generation: tuple[CosineDecay, ...]
     pool: int
     batch: int
 
 
-PLANS = {
-    "mar": MarPlan(models.TARGET, (Fall(1200, 1.5e-3), Fall(700, 1.2e-3)), 12096, 32),
-    "mar-drafter": MarPlan(
-        models.DRAFTER, (Fall(700, 1.5e-3), Fall(900, 1.5e-3), Fall(450, 1e-3)), 12096, 24
-    ),
-}
+@dataclass(frozen=True)
+class MarParts:
+    """The model, its training examples, and the folder of the autoencoder."""
+
+    model: Any
+    examples: Iterator[MaskedExample]
+    source: Path
 
 
-def train(
-    entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
-) -> dict[str, Any]:
-    """Teach a target to draw, or a drafter to follow it.
-
-    The target draws with the autoencoder of the zoo's diffusion pipeline and keeps a copy.
-    """
-    plan, source = PLANS[entry.name], written(entry.target or PICTURES_FROM)
-    target = None if entry.target is None else teacher(entry.target)
-    course = Course(seed, steps, progress)
-    pictures = course.cut(plan.pool, plan.batch)
+def build_parts(setup: Setup[MarPlan]) -> MarParts:
+    """Encode images with the autoencoder of the diffusion pipeline, and initialise the model."""
+    plan, run, target = setup.plan, setup.run, setup.target
+    source = require_checkpoint(setup.entry.target or VAE_SOURCE)
     scale = None if target is None else target.config.latent_scale
-    pool, scale = encoded_pool(load_vae(source), pictures, course, scale)
-    taught = lessons(pool, plan.batch, seed)
-    model: Any = models.mar(plan.shape, scale)
+    count = run.limit_steps(plan.pool, plan.batch)
+    pool, scale = encode_pool(load_vae(source), count, run, scale)
+    examples = example_batches(pool, plan.batch, run.seed)
+    return MarParts(models.mar(plan.shape, scale), examples, source)
 
-    def save() -> None:
-        model.half().save_pretrained(folder)
+
+def fit_parts(setup: Setup[MarPlan], parts: MarParts) -> None:
+    """Train a target on images, or distil a drafter from one."""
+    plan, run, target, model = setup.plan, setup.run, setup.target, parts.model
+    if target is not None:
+        init_from_target(model, target)
+    for decay in plan.generation:
         if target is None:
-            copytree(source / "vae", folder / "vae")
-
-    with kept(save):
-        if target is not None:
-            begin_like(model, target)
-        for fall in plan.drawing:
-            if target is None:
-                learn_to_draw(model, taught, fall, course)
-            else:
-                follow(model, target, taught, PLAN, fall, course)
-    return {
-        "steps": sum(course.cut(fall.steps) for fall in plan.drawing),
-        "parameters": sum(p.numel() for p in model.parameters()),
-    }
+            train_generation(model, parts.examples, decay, run)
+        else:
+            distil_drafter(model, target, parts.examples, PLAN, decay, run)
 
 
-def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
-    """Pictures that are right (a target), or steps per round with one drafted (a drafter)."""
-    model, asked = load(entry, folder), classes(count, seed=1)
+def save_parts(setup: Setup[MarPlan], parts: MarParts, folder: Path) -> None:
+    """Write the model in float16; a target with a copy of the autoencoder."""
+    parts.model.half().save_pretrained(folder)
+    if setup.target is None:
+        copytree(parts.source / "vae", folder / "vae")
+
+
+def evaluate(entry: Entry, folder: Path, count: int) -> dict[str, float]:
+    """Correct images (a target), or steps per round with one drafted step (a drafter)."""
+    model, labels = load(entry, folder), classes(count, seed=1)
     if entry.target is None:
-        right, total = facts_drawn(model, load_vae(folder), asked, seed=1)
+        right, total = score_generated_images(model, load_vae(folder), labels, seed=1)
         return {"facts": round(right / total, 4)}
-    return {"acceptance_length": acceptance(model, teacher(entry.target), asked[:16])}
+    return {"acceptance_length": acceptance(model, load_teacher(entry.target), labels[:16])}
 
 
 def acceptance(
-    drafter: MarForImageGeneration, target: MarForImageGeneration, asked: Sequence[int]
+    drafter: MarForImageGeneration, target: MarForImageGeneration, labels: Sequence[int]
 ) -> float:
     """Steps per round of `cspd-coupled` with one drafted step."""
-    fast: Any = accelerate(target, "cspd-coupled", drafter=drafter, length=DRAFTED)
-    made = [
+    fast: Any = accelerate(target, "cspd-coupled", drafter=drafter, length=DRAFT_STEPS)
+    runs = [
         fast.generate_images(
             class_labels=list(part),
             steps=models.STEPS,
             guidance=models.GUIDANCE,
             head_steps=models.HEAD_STEPS,
             last_noise=True,
-            seed=turn * TOGETHER,
+            seed=number * BATCH,
         ).stats
-        for turn, part in enumerate(chunks(asked, TOGETHER))
+        for number, part in enumerate(iterate_chunks(labels, BATCH))
     ]
-    rounds = sum(sum(stats.acceptance_histogram) for stats in made)
-    steps = sum(stats.num_new_tokens for stats in made)
+    rounds = sum(sum(stats.acceptance_histogram) for stats in runs)
+    steps = sum(stats.num_new_tokens for stats in runs)
     return round(float(steps / rounds), 2)
+
+
+TRAINER = CheckpointTrainer(
+    about=f"""\
+Generates one large thing of the Scene world of the `mmspec` zoo in 48 x 48 pixels, conditioned
+on a class such as "red circle" ({len(LABELS)} of them, see `label2id` in `config.json`); the
+position is up to the model. Tokens are 6 x 6 patches of 16 latents. The head predicts
+velocity, not noise as in the published models. The folder `vae` of the target is the
+autoencoder of `diffusion`: `zoo.vae("mar")`.
+
+The target is trained on scenes, with the autoencoder of `diffusion` fixed. The drafter begins with
+weights of the target and is trained on the divergence of whole denoising paths under its sampler.
+""",
+    notes=f"""\
+`facts` is the share of images in which `mmspec.zoo.scene_parser` finds the thing of the class
+and nothing else; `acceptance length` is steps per round of the recipe `cspd-coupled`
+with {DRAFT_STEPS} drafted step. Both are measured on the float16 weights, run in float32,
+in {models.STEPS} steps at guidance {models.GUIDANCE}, {models.HEAD_STEPS} steps of the
+head and `last_noise=True`.
+""",
+    held_out=224,
+    plans={
+        "mar": MarPlan(
+            models.TARGET, (CosineDecay(1200, 1.5e-3), CosineDecay(700, 1.2e-3)), 12096, 32
+        ),
+        "mar-drafter": MarPlan(
+            models.DRAFTER,
+            (CosineDecay(700, 1.5e-3), CosineDecay(900, 1.5e-3), CosineDecay(450, 1e-3)),
+            12096,
+            24,
+        ),
+    },
+    build=build_parts,
+    fit=fit_parts,
+    save=save_parts,
+    evaluate=evaluate,
+    decays=lambda plan: plan.generation,
+    modules=lambda parts: [parts.model],
+)
+ABOUT, NOTES, HELD_OUT, PLANS = TRAINER.about, TRAINER.notes, TRAINER.held_out, TRAINER.plans
+train, measure = TRAINER.train, TRAINER.measure

@@ -1,1 +1,1 @@
-"""How the robot policy of the zoo is made."""
+"""Trainers of the bundled policy and its draft models."""

@@ -1,7 +1,7 @@
-"""The untrained policy: OpenVLA's architecture, narrow, with words of the Scene world for tokens.
+"""The untrained policy: a narrow OpenVLA with a vocabulary of Scene world words.
 
-The vocabulary is laid out as the published one: words, the ids of actions last, then rows that fill
-up the table, for padding and for pictures.
+The vocabulary has the published layout: words, then action ids, then padding rows, among them the
+padding and image tokens.
 """
 
 from __future__ import annotations
@@ -16,25 +16,25 @@ from transformers import LlamaConfig, PreTrainedTokenizerFast
 from mmspec.models.prismatic import OpenVLAForActionPrediction
 from mmspec.models.prismatic_config import OpenVLAConfig
 from mmspec.zoo.scene import COLOURS, DIGITS, SHAPES, SIZES
-from tools.zoo.expansion import expand
+from tools.zoo.initialization import expand_blocks
 
 PIXELS, PATCH = 72, 12
 LAYERS, WIDTH, HEADS = 24, 80, 4
-FIRST, NEXT = 4, 12  # layers of the language model that learn first, and then
+FIRST, NEXT = 4, 12  # layers of the language model in the first and second stage
 TOWER = {"embed_dim": 64, "depth": 3, "num_heads": 4, "patch_size": PATCH, "mlp_ratio": 4.0}
 HALF = (0.5, 0.5, 0.5)  # mean and deviation of colours, for either tower
 KEY = "table_reach"  # of the statistics of its actions
 BINS, SPARE = 256, 8
 UNKNOWN, BOS, EOS, PAD = "<unk>", "<s>", "</s>", "<pad>"
 PROMPT = "In: What action should the robot take to {}?\nOut:"
-_SPARE_WORDS = ("a", "and")  # no instruction has them; behind the row that stands for pictures
+_SPARE_WORDS = ("a", "and")  # not in instructions; after the image token
 _TOWERS = ("vit_small_patch14_reg4_dinov2.lvd142m", "vit_base_patch16_siglip_224.webli")
 
 
 def build_tokenizer() -> PreTrainedTokenizerFast:
-    """Words and marks of the prompt and of the Scene world; every other word is unknown."""
-    asked = [*PROMPT.format("").replace(":", "").replace("?", "").split(), ":", "?", "reach"]
-    words = [*asked, *SIZES, *COLOURS, *SHAPES, "digit", *DIGITS]
+    """A word tokenizer of the prompt and the Scene world; other words are unknown."""
+    prompt = [*PROMPT.format("").replace(":", "").replace("?", "").split(), ":", "?", "reach"]
+    words = [*prompt, *SIZES, *COLOURS, *SHAPES, "digit", *DIGITS]
     actions = [f"<action {number}>" for number in range(BINS)]
     table = {word: i for i, word in enumerate([UNKNOWN, BOS, EOS, *words, *actions, PAD])}
     table |= {word: len(table) + i for i, word in enumerate(_SPARE_WORDS, 1)}
@@ -65,8 +65,8 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
 def build(
     tokenizer: PreTrainedTokenizerFast, statistics: dict[str, Any], layers: int = LAYERS
 ) -> OpenVLAForActionPrediction:
-    """The model, untrained. statistics: q01, q99 and mask of its actions."""
-    vocabulary = int(tokenizer.pad_token_id or 0)  # the first row behind the actions
+    """The untrained model. statistics: q01, q99 and mask of its actions."""
+    vocabulary = int(tokenizer.pad_token_id or 0)  # the first row after the actions
     text = LlamaConfig(
         vocab_size=vocabulary + SPARE,
         hidden_size=WIDTH,
@@ -99,13 +99,13 @@ def build(
 
 
 @torch.no_grad()
-def grown(
+def deepen(
     model: OpenVLAForActionPrediction, tokenizer: PreTrainedTokenizerFast, layers: int = LAYERS
 ) -> OpenVLAForActionPrediction:
-    """A policy of so many layers that says what a shallower one says."""
+    """Expand a shallower policy to `layers` with the same outputs."""
     config: Any = model.config
     deep = build(tokenizer, config.norm_stats[KEY]["action"], layers)
     weights = {k: v for k, v in model.state_dict().items() if ".layers." not in k}
     deep.load_state_dict(weights, strict=False)
-    expand(*(one.language_model.model.layers for one in (model, deep)))
+    expand_blocks(*(one.language_model.model.layers for one in (model, deep)))
     return deep

@@ -1,7 +1,7 @@
-"""What the policy learns from: pictures of the arm on its way, and the expert's action for each.
+"""Training frames of the policy: pictures of the arm, with the expert's action for each goal.
 
-States are those of the expert and of an expert that is pushed about, so that the policy learns to
-come back (noise injection, after DART, Laskey et al. 2017). One picture is asked for several goals.
+Poses are those of the expert under random perturbations, so that the policy learns to recover
+(noise injection, after DART, Laskey et al. 2017). Each picture has several instructions.
 """
 
 from __future__ import annotations
@@ -10,30 +10,31 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmspec.modalities.vla.worlds.arm import HIGHEST, LOWEST, SIDE, moved, tilt
+from mmspec.modalities.vla.worlds.arm import HIGHEST, LOWEST, SIDE, apply_action, tilt
 from mmspec.modalities.vla.worlds.expert import table_expert
-from mmspec.modalities.vla.worlds.table import instruction, picture, place, start_pose
-from mmspec.training.fitting import Course
+from mmspec.modalities.vla.worlds.table import format_instruction, position, render_pose, start_pose
+from mmspec.training.fitting import TrainingRun
 from mmspec.zoo.language import scenes
 from mmspec.zoo.scene import Scene
 from tools.zoo.vla.architecture import PIXELS
 
-_LONGEST = 40  # steps of a pushed expert
+_LONGEST = 40  # steps of a perturbed expert
 _PUSHES, _PUSH = 0.12, np.array([0.03, 0.03, 0.02, 0.0, 0.0, 0.2])
-_ANYWHERE = 0.15  # share of poses that no expert led to
+_ANYWHERE = 0.15  # share of random poses
 
 
 @dataclass(frozen=True)
 class TableFrames:
-    """images: (N, P, P, 3) bytes; poses: (N, 7). Per picture what may be asked, the goal first:
+    """images: (N, P, P, 3) bytes; poses: (N, 7).
 
-    instructions, places (n, 2) in metres, the expert's actions (n, 7).
+    Per picture, the approached goal first: instructions, goals (n, 2) in metres, the expert's
+    actions (n, 7).
     """
 
     images: np.ndarray
     poses: np.ndarray
     scenes: list[Scene]  # of each picture
-    asked: list[list[str]]
+    instructions: list[list[str]]
     goals: list[np.ndarray]
     actions: list[np.ndarray]
 
@@ -41,44 +42,44 @@ class TableFrames:
         return len(self.images)
 
 
-def frames(count: int, each: int, course: Course) -> TableFrames:
+def make_frames(count: int, each: int, run: TrainingRun) -> TableFrames:
     """`each` pictures of every of `count` training scenes."""
-    generator = np.random.default_rng((course.seed, 12))
+    generator = np.random.default_rng((run.seed, 12))
     total = count * each
     images = np.zeros((total, PIXELS, PIXELS, 3), np.uint8)
-    poses, shown = np.zeros((total, 7)), []
-    asked: list[list[str]] = []
+    poses, frame_scenes = np.zeros((total, 7)), []
+    instructions: list[list[str]] = []
     goals: list[np.ndarray] = []
     actions: list[np.ndarray] = []
-    for number, (scene, _) in enumerate(scenes(count, "train", course.seed)):
+    for number, (scene, _) in enumerate(scenes(count, "train", run.seed)):
         table = scene.render(PIXELS)
         for turn in range(each):
             order = [scene.things[i] for i in generator.permutation(len(scene.things))]
-            places = np.array([place(thing) for thing in order])
-            pose = some_pose(tuple(places[0]), generator)
+            places = np.array([position(thing) for thing in order])
+            pose = sample_pose(tuple(places[0]), generator)
             at = number * each + turn
-            images[at], poses[at] = np.array(picture(table, pose)), pose
-            shown.append(scene)
-            asked.append([instruction(thing) for thing in order])
+            images[at], poses[at] = np.array(render_pose(table, pose)), pose
+            frame_scenes.append(scene)
+            instructions.append([format_instruction(thing) for thing in order])
             goals.append(places)
             actions.append(np.stack([table_expert(pose, tuple(goal)) for goal in places]))
-        course.progress("draw", number + 1, count, float("nan"))
-    return TableFrames(images, poses, shown, asked, goals, actions)
+        run.progress("draw", number + 1, count, float("nan"))
+    return TableFrames(images, poses, frame_scenes, instructions, goals, actions)
 
 
-def some_pose(goal: tuple[float, float], generator: np.random.Generator) -> np.ndarray:  # -> (7,)
-    """A pose on the way of a pushed expert, now and then anywhere.
+def sample_pose(goal: tuple[float, float], generator: np.random.Generator) -> np.ndarray:  # -> (7,)
+    """A pose of a perturbed expert, or sometimes a random one.
 
-    The wrist leans as it should there: no picture shows how it leans, and a policy that is taught
-    what it cannot see says anything.
+    The tilt of the wrist is the required one, since it is not visible: a policy cannot learn to
+    correct it.
     """
-    pose = _pushed(goal, generator).copy()
+    pose = _sample_pushed_pose(goal, generator).copy()
     x, y, z = (float(value) for value in pose[:3])
     pose[3:5] = tilt(x, y, z)
     return pose
 
 
-def _pushed(goal: tuple[float, float], generator: np.random.Generator) -> np.ndarray:
+def _sample_pushed_pose(goal: tuple[float, float], generator: np.random.Generator) -> np.ndarray:
     pose = start_pose(generator)
     if generator.random() < _ANYWHERE:
         pose[2] = generator.uniform(LOWEST, HIGHEST)
@@ -88,7 +89,7 @@ def _pushed(goal: tuple[float, float], generator: np.random.Generator) -> np.nda
     for _ in range(_LONGEST):
         action = table_expert(pose, goal)
         closes = action[6] == 0 and pose[6] >= 0.5
-        pose = moved(pose, action, generator)
+        pose = apply_action(pose, action, generator)
         if closes and pose[6] == 0:
             break  # the goal is reached
         if generator.random() < _PUSHES:
@@ -101,17 +102,17 @@ def _pushed(goal: tuple[float, float], generator: np.random.Generator) -> np.nda
     return trail[generator.integers(len(trail))]
 
 
-def statistics(seed: int, count: int = 400) -> dict[str, list[float] | list[bool]]:
+def action_statistics(seed: int, count: int = 400) -> dict[str, list[float] | list[bool]]:
     """q01, q99 and mask of the expert's actions over undisturbed episodes."""
     generator = np.random.default_rng((seed, 13))
     found = []
     for scene, _ in scenes(count, "train", seed):
-        goal = place(scene.things[generator.integers(len(scene.things))])
+        goal = position(scene.things[generator.integers(len(scene.things))])
         pose, closes = start_pose(generator), False
         while not (closes and pose[6] == 0):
             found.append(table_expert(pose, goal))
             closes = bool(found[-1][6] == 0 and pose[6] >= 0.5)
-            pose = moved(pose, found[-1], generator)
+            pose = apply_action(pose, found[-1], generator)
     low, high = np.quantile(np.stack(found), [0.01, 0.99], axis=0)
     return {
         "q01": [round(float(value), 6) for value in low],

@@ -1,1 +1,1 @@
-"""How the vision-language checkpoints of the zoo are made."""
+"""Training of the bundled vision-language checkpoints."""

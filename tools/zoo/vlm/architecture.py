@@ -1,4 +1,4 @@
-"""Untrained zoo models: real Hugging Face classes, narrow; targets deep and drafters shallow."""
+"""Architectures of the bundled language models: narrow configurations of transformers classes."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from transformers import (
     Qwen2ForCausalLM,
 )
 
-from mmspec.zoo.boards import PIXELS
 from mmspec.zoo.scene import BOARD
+from mmspec.zoo.scene_tensors import PIXELS
 from tools.zoo.vlm.processors import LLAVA_PATCH, QWEN_MERGE, QWEN_PATCH
 
 
@@ -28,7 +28,7 @@ from tools.zoo.vlm.processors import LLAVA_PATCH, QWEN_MERGE, QWEN_PATCH
 class LanguageShape:
     """The size of a model. `vision_layers` = 0 builds a text model.
 
-    The first `windowed_layers` of a Qwen2.5-VL tower look around within a place of the board only.
+    The first `windowed_layers` of a Qwen2.5-VL tower attend within one cell of the board.
     """
 
     layers: int
@@ -48,7 +48,7 @@ BLIND = LanguageShape(1, 128, 256, 4)
 
 
 def llava(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """A LLaVA model (CLIP vision tower, Llama text), or a Llama model for a blind shape."""
+    """Build a LLaVA model (CLIP vision tower, Llama text), or Llama without vision layers."""
     text = LlamaConfig(**_text(shape, tokenizer))
     if not shape.vision_layers:
         return LlamaForCausalLM(text)
@@ -74,13 +74,13 @@ def llava(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTraine
 
 
 def qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """A Qwen2.5-VL model with multimodal rotary positions, or Qwen2 for a blind shape."""
+    """Build a Qwen2.5-VL model with multimodal RoPE, or Qwen2 without vision layers."""
     text = _text(shape, tokenizer)
     if not shape.vision_layers:
         return Qwen2ForCausalLM(Qwen2Config(**text))
     half = shape.width // shape.heads // 2
-    # Small pictures need fast angles: a column is 5 steps wide here, not hundreds. So rows and
-    # columns take all but the fastest angle, where a large model leaves them the slow ones.
+    # Small images need high frequencies: an image is 6 columns wide, not hundreds. Rows and columns
+    # get all but the highest frequency; large models give them the low ones.
     sections = [1, 2, half - 3]
     text["rope_parameters"] |= {"rope_type": "default", "mrope_section": sections}
     vision = {
@@ -109,11 +109,10 @@ def qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrained
 
 
 def clip_qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTrainedModel:
-    """A Qwen2.5-VL model for clips of some seconds: a step in time is as wide as one in space.
+    """Build a Qwen2.5-VL model for clips of a few seconds: one position per second.
 
-    Time has the four fastest angles, the slowest of which turns by half in the clip: earlier can be
-    told from later. Rows have the next, columns the rest. Most of these are so slow that a word
-    finds what it is about anywhere in the clip.
+    Time has the four highest frequencies, the lowest of which rotates by half a turn over the clip,
+    so that order is resolved. Rows have the next one, columns the rest.
     """
     config: Any = qwen(shape, tokenizer).config
     half = shape.width // shape.heads // 2

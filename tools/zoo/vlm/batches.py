@@ -1,4 +1,4 @@
-"""Training batches, made on the fly: fresh scenes, rendered and described as they are needed."""
+"""Training batches of scenes, rendered and described on the fly."""
 
 from __future__ import annotations
 
@@ -10,23 +10,23 @@ import torch
 from torch import Tensor
 from transformers import ProcessorMixin
 
-from mmspec.zoo.boards import boards, pixels
 from mmspec.zoo.language import ExampleKind, format_prompt, write
-from mmspec.zoo.scene import Scene, sample, textured
-from tools.zoo.vlm.drawings import drawing
+from mmspec.zoo.scene import Scene, add_texture, sample
+from mmspec.zoo.scene_tensors import encode_boards, render_pixels
+from tools.zoo.vlm.drawings import sample_drawing
 from tools.zoo.vlm.families import IMAGE_TOKENS, ZooFamily
 
 IGNORED = -100
-Look = tuple[np.ndarray, Scene]  # a picture (P, P, 3), and what is on it
-Looks = Callable[[Scene, np.random.Generator], Look]  # what a scene is made into
+Rendered = tuple[np.ndarray, Scene]  # an image (P, P, 3), and its scene
+Renderer = Callable[[Scene, np.random.Generator], Rendered]  # renders a scene
 
-_QUESTION_RATE = 0.55  # more than are asked later: an answer is short and teaches few words
+_QUESTION_RATE = 0.55  # higher than in evaluation: answers have few tokens
 _GROUP = 4  # batches made together and sorted by length, so that little is padding
 
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture as bytes (P, P, 3), a prompt and the answer to learn."""
+    """An image as bytes (P, P, 3), a prompt and the answer to train on."""
 
     image: np.ndarray
     prompt: str
@@ -42,29 +42,29 @@ class Batch:
     labels: Tensor
 
 
-def plainly(scene: Scene, generator: np.random.Generator) -> Look:
-    """A plain picture."""
-    return pixels(scene), scene
+def render_plain(scene: Scene, generator: np.random.Generator) -> Rendered:
+    """Render a plain image."""
+    return render_pixels(scene), scene
 
 
-def on_materials(scene: Scene, generator: np.random.Generator) -> Look:
-    """A picture of the same facts, things at free places."""
-    return plainly(textured(scene, generator), generator)
+def render_textured(scene: Scene, generator: np.random.Generator) -> Rendered:
+    """Render a textured image of the same facts."""
+    return render_plain(add_texture(scene, generator), generator)
 
 
-def as_drawing(scene: Scene, generator: np.random.Generator) -> Look:
-    """A flat drawing of other things."""
-    return drawing(generator)
+def render_drawing(scene: Scene, generator: np.random.Generator) -> Rendered:
+    """Sample a flat drawing of other things; the scene is ignored."""
+    return sample_drawing(generator)
 
 
-def on_any_ground(scene: Scene, generator: np.random.Generator) -> Look:
-    """Plain or on materials, as often one as the other, or as often as both a flat drawing."""
-    kinds = (plainly, on_materials, as_drawing, as_drawing)
+def render_any_style(scene: Scene, generator: np.random.Generator) -> Rendered:
+    """Render plain (25 %) or textured (25 %), or sample a flat drawing (50 %)."""
+    kinds = (render_plain, render_textured, render_drawing, render_drawing)
     return kinds[generator.integers(len(kinds))](scene, generator)
 
 
 class Encoder:
-    """Turns samples into batches with the tokenizer and chat template of a processor."""
+    """Encodes samples with the tokenizer and chat template of a processor."""
 
     def __init__(self, family: ZooFamily, processor: ProcessorMixin) -> None:
         self.tokenizer = processor.tokenizer
@@ -73,7 +73,7 @@ class Encoder:
         self.before, self.after = text.split("@")
 
     def __call__(self, samples: Sequence[Sample], blind: bool = False) -> Batch:
-        """Encode samples; a blind batch has one image token where there would be 36."""
+        """Encode samples; a blind batch has one image token instead of 36."""
         prompts = self._prompts(samples, 1 if blind else IMAGE_TOKENS)
         answers = self.tokenizer([s.answer for s in samples]).input_ids
         end = self.tokenizer.eos_token_id
@@ -86,7 +86,7 @@ class Encoder:
         return Batch(np.stack([s.image for s in samples]), ids, labels)
 
     def prompts(self, samples: Sequence[Sample]) -> tuple[Tensor, Tensor]:
-        """Ids and attention mask of the prompts alone, padded on the left: (B, L) each."""
+        """Return ids and attention mask of the prompts, padded on the left: (B, L) each."""
         rows = self._prompts(samples, IMAGE_TOKENS)
         longest = max(map(len, rows))
         pad = self.tokenizer.pad_token_id
@@ -103,38 +103,45 @@ class Encoder:
         return ids
 
 
-def fresh(batch: int, seed: int, looks: Looks = plainly) -> Iterator[list[Sample]]:
-    """Batches of new training samples without end, of similar length within a batch."""
+def iterate_samples(
+    batch: int, seed: int, renderer: Renderer = render_plain
+) -> Iterator[list[Sample]]:
+    """Iterate over batches of new training samples of similar length, without end."""
     generator = np.random.default_rng((seed, 2))
-    for scenes in training_scenes(batch * _GROUP, seed):
+    for scenes in iterate_scenes(batch * _GROUP, seed):
         samples = []
         for one, number in scenes:
-            picture, scene = looks(one, generator)
+            picture, scene = renderer(one, generator)
             kind: ExampleKind = "question" if generator.random() < _QUESTION_RATE else "caption"
             prompt, answer, _ = write(scene, number, kind)
             samples.append(Sample(picture, prompt, answer))
-        yield from grouped(samples, batch, generator)
+        yield from group_by_length(samples, batch, generator)
 
 
-def grouped(
+def group_by_length(
     samples: Sequence[Sample], batch: int, generator: np.random.Generator
 ) -> Iterator[list[Sample]]:
-    """Cut samples into batches of similar length, in random order."""
+    """Split samples into batches of similar length, in random order."""
     ordered = sorted(samples, key=lambda s: len(s.prompt) + len(s.answer))
     cuts = [ordered[i : i + batch] for i in range(0, len(ordered), batch)]
     yield from (cuts[i] for i in generator.permutation(len(cuts)))
 
 
-def seen(batch: int, seed: int, looks: Looks = plainly) -> Iterator[tuple[np.ndarray, Tensor]]:
-    """Pictures (B, P, P, 3) and what is in each place, (B, 9, 3), without end."""
+def iterate_board_batches(
+    batch: int, seed: int, renderer: Renderer = render_plain
+) -> Iterator[tuple[np.ndarray, Tensor]]:
+    """Iterate over images (B, P, P, 3) and board labels (B, 9, 3), without end."""
     generator = np.random.default_rng((seed, 9))
-    for scenes in training_scenes(batch, seed):
-        shown = [looks(scene, generator) for scene, _ in scenes]
-        yield np.stack([picture for picture, _ in shown]), boards([scene for _, scene in shown])
+    for scenes in iterate_scenes(batch, seed):
+        rendered = [renderer(scene, generator) for scene, _ in scenes]
+        yield (
+            np.stack([picture for picture, _ in rendered]),
+            encode_boards([scene for _, scene in rendered]),
+        )
 
 
-def training_scenes(n: int, seed: int) -> Iterator[list[tuple[Scene, int]]]:
-    """Lists of `n` new training scenes without end, each with the number it was drawn from."""
+def iterate_scenes(n: int, seed: int) -> Iterator[list[tuple[Scene, int]]]:
+    """Iterate over lists of `n` new training scenes with their seeds, without end."""
     number = (1 + seed) << 24
     while True:
         found: list[tuple[Scene, int]] = []

@@ -1,4 +1,4 @@
-"""Train the heads of targets that answer questions about clips: they read the text alone."""
+"""Train the head of the clip model, which attends to text tokens only."""
 
 from __future__ import annotations
 
@@ -13,146 +13,149 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmspec.drafters.neural.head_prompt import ReadPrompt
-from mmspec.modalities.common.families import reader as reader_of
+from mmspec.drafters.neural.head_prompt import TargetPrompt
+from mmspec.modalities.common.families import make_reader
 from mmspec.modalities.vlm.checkpoints import load
 from mmspec.modality import Entry
 from mmspec.targets.readers.hooks import LayerStatesHook
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.feature_cache import FeatureCache
-from mmspec.training.fitting import Course, Fall, chunks
-from mmspec.training.heads import Lesson, ReadLesson
-from mmspec.training.reporting import Report
-from mmspec.zoo.happenings import clip_examples, tell
-from mmspec.zoo.moving import moving_scenes
-from mmspec.zoo.training import teacher
+from mmspec.training.fitting import CosineDecay, TrainingProgress, TrainingRun, iterate_chunks
+from mmspec.training.heads import TargetOutputs, TrainingExample
+from mmspec.zoo.clip_questions import clip_examples, write_clip_text
+from mmspec.zoo.motion import sample_moving_scenes
+from mmspec.zoo.training import load_teacher
 from tools.zoo.vlm.clips import (
-    ASKED,
+    GENERATION_BATCH,
     MAX_NEW_TOKENS,
-    AnsweredClips,
+    ClipResponses,
     Clips,
-    requests,
-    told_of,
+    generate_for_questions,
+    make_requests,
 )
-from tools.zoo.vlm.heads import FEATURE, lengths, teach
+from tools.zoo.vlm.heads import FEATURE, measure_lengths, train_head
 from tools.zoo.vlm.processors import clip_processor
 
 ABOUT = """\
-Continues what its target has read; knows only moving scenes of the `mmspec` zoo, and fits no other
-target. Slots of frames are left out, so its memory does not grow with the clip: what it knows of
-that is in its target's states of the text.
+Predicts the next tokens from its target's states; knows only moving scenes of the `mmspec` zoo,
+and fits no other target. Visual tokens are left out, so its cache does not grow with the clip: it
+knows the clip only through the target's states of the text.
 
-Learned from what its target says about drawn clips.
+Trained on its target's answers about training clips.
 """
 NOTES = """\
 `acceptance length` is tokens per round of greedy chain speculation (`sparrow`) with five drafted
-tokens, and `deep acceptance length` with as many as the head is meant for (`drafted`), on held-out
-clips, captions and answers to questions as they come. Measured by decoding with the float16
-weights, run in float32.
+tokens, and `deep acceptance length` with the number that the head is trained for (`drafted`), on
+held-out clips, captions and answers to questions as they come. Measured by decoding with the
+float16 weights, run in float32.
 """
 HELD_OUT = 48
-BATCH, QUESTIONS = 16, 3  # answers in a batch, questions to each clip
+BATCH, QUESTIONS = 16, 3  # answers in a batch, questions per clip
 PLAN = replace(
     FEATURE,
     recipe="sparrow",
-    fall=Fall(900, 2e-3),
+    decay=CosineDecay(900, 2e-3),
     pool=900,
     changes={**FEATURE.changes, "visual_slots": "hidden"},
 )
 
 
 def train(
-    entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
+    entry: Entry, folder: Path, steps: int | None, seed: int, progress: TrainingProgress
 ) -> dict[str, Any]:
-    """Let the target talk about drawn clips, and teach a head to say the same."""
+    """Generate answers of the target about sampled clips, and train a head on them."""
     assert entry.target is not None
-    course, reader = Course(seed, steps, progress), reader_of(teacher(entry.target))
-    clips = moving_scenes(course.cut(PLAN.pool, BATCH) // QUESTIONS, seed=seed)
+    course, reader = TrainingRun(seed, steps, progress), make_reader(load_teacher(entry.target))
+    clips = sample_moving_scenes(course.limit_steps(PLAN.pool, BATCH) // QUESTIONS, seed=seed)
     with TemporaryDirectory() as scratch:
         cache = FeatureCache(Path(scratch), {}, None)
-        said = heard(reader, clip_processor(), clips, cache, course)
-        made = teach(PLAN, reader, lessons(said, cache, BATCH, seed), folder, course)
-    return {"clips": len(clips), "answers": len(said), **made}
+        answers = collect_responses(reader, clip_processor(), clips, cache, course)
+        made = train_head(
+            PLAN, reader, iterate_batches(answers, cache, BATCH, seed), folder, course
+        )
+    return {"clips": len(clips), "answers": len(answers), **made}
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
-    """Tokens per round at five drafted tokens, and at as many as the head is meant for."""
+    """Return acceptance lengths at five draft tokens, and at the number of the plan."""
     assert entry.target is not None
-    target, head = teacher(entry.target), load(entry, folder)
-    return lengths(PLAN, target, head, list(held_out(clip_processor(), count)), MAX_NEW_TOKENS)
+    target, head = load_teacher(entry.target), load(entry, folder)
+    return measure_lengths(
+        PLAN, target, head, list(iterate_requests(clip_processor(), count)), MAX_NEW_TOKENS
+    )
 
 
-def held_out(processor: Any, count: int) -> Iterator[dict[str, Any]]:
-    """Requests about held-out clips, one at a time."""
+def iterate_requests(processor: Any, count: int) -> Iterator[dict[str, Any]]:
+    """Iterate over requests about held-out clips, one at a time."""
     for one in clip_examples(count, seed=1):
-        yield requests(processor, [one.frames], [one.prompt])
+        yield make_requests(processor, [one.frames], [one.prompt])
 
 
 @dataclass(frozen=True)
-class HeardAnswer:
-    """Ids of a prompt (L,), and of what the target said to it, without its end (T,)."""
+class TargetResponse:
+    """Ids of a prompt (L,), and of the target's answer without the end token (T,)."""
 
     prompt: Tensor
     tokens: Tensor
 
 
-def heard(
-    reader: Reader, processor: Any, clips: Clips, cache: FeatureCache, course: Course
-) -> list[HeardAnswer]:
-    """Answers of the target to questions about all clips; the cache holds what it made of them.
+def collect_responses(
+    reader: Reader, processor: Any, clips: Clips, cache: FeatureCache, course: TrainingRun
+) -> list[TargetResponse]:
+    """Generate answers to questions about all clips, and cache the target's features.
 
-    The row of an answer in the cache is its place in the list. Questions whose right answers are
-    of similar length are asked together.
+    The index of an answer is its row in the cache. Questions with reference answers of similar
+    length are batched.
     """
-    asked = [
+    questions = [
         (clip, number + late) for clip, (_, number) in enumerate(clips) for late in range(QUESTIONS)
     ]
-    asked.sort(key=lambda one: len(tell(clips[one[0]][0], one[1])[1]))
-    said: list[HeardAnswer] = []
-    for some in chunks(asked, ASKED, "listen", course.progress):
+    questions.sort(key=lambda one: len(write_clip_text(clips[one[0]][0], one[1])[1]))
+    answers: list[TargetResponse] = []
+    for some in iterate_chunks(questions, GENERATION_BATCH, "listen", course.progress):
         with LayerStatesHook(reader, (0, len(reader.layers))) as noted:
-            made = told_of(reader.model, processor, clips, some)
-        read = as_read(noted, made, processor.tokenizer.eos_token_id)
-        cache.keep(range(len(said), len(said) + len(some)), read, "hidden")
-        ids, seen = made.inputs["input_ids"], made.inputs["attention_mask"].bool()
-        said += [
-            HeardAnswer(prompt[shown], new[: len(own)][own])
-            for prompt, shown, new, own in zip(ids, seen, made.new, read.real, strict=True)
+            made = generate_for_questions(reader.model, processor, clips, some)
+        read = make_training_example(noted, made, processor.tokenizer.eos_token_id)
+        cache.add(range(len(answers), len(answers) + len(some)), read, "hidden")
+        ids, mask = made.inputs["input_ids"], made.inputs["attention_mask"].bool()
+        answers += [
+            TargetResponse(prompt[is_token], new[: len(own)][own])
+            for prompt, is_token, new, own in zip(ids, mask, made.new, read.real, strict=True)
         ]
-    return said
+    return answers
 
 
-def as_read(noted: LayerStatesHook, made: AnsweredClips, end: int) -> ReadLesson:
-    """The lesson that these answers are, as the target read it while it gave them.
+def make_training_example(noted: LayerStatesHook, made: ClipResponses, end: int) -> TargetOutputs:
+    """Return the features of the target for these answers, recorded during generation.
 
-    What it said last it did not read, and nothing is drafted behind an `end`:
+    The last token was not read by the target, and nothing is drafted after `end`:
 
-        prompt  a  b  end     the target reads prompt a b; a and b are the lesson
-        prompt  c  end pad    .. prompt c end; c is
+        prompt  a  b  end     the target reads prompt a b; a and b are training tokens
+        prompt  c  end pad    the target reads prompt c end; c is a training token
     """
     first, last = noted.layers
     embeds, states = (torch.cat(noted.noted[layer], 1) for layer in (first, last))
     new = made.new[:, :-1]
     padding = (made.inputs["attention_mask"] == 0).sum(1).tolist()
     ids = torch.cat((made.inputs["input_ids"], new), 1)
-    prompt = ReadPrompt(embeds, states, padding, ids, answered=new.shape[1])
+    prompt = TargetPrompt(embeds, states, padding, ids, response_length=new.shape[1])
     real = (new == end).cumsum(1) == 0
-    return ReadLesson(prompt, states[:, states.shape[1] - new.shape[1] :], real)
+    return TargetOutputs(prompt, states[:, states.shape[1] - new.shape[1] :], real)
 
 
-def lessons(
-    said: Sequence[HeardAnswer], cache: FeatureCache, batch: int, seed: int
-) -> Iterator[Lesson]:
-    """Answers in batches of similar length without end, all before any comes again.
+def iterate_batches(
+    answers: Sequence[TargetResponse], cache: FeatureCache, batch: int, seed: int
+) -> Iterator[TrainingExample]:
+    """Iterate over batches of answers of similar length, epoch after epoch.
 
-    The target is not asked: all rows are in the cache.
+    The target is not run: its features are in the cache.
     """
     generator = np.random.default_rng((seed, 4))
-    ordered = sorted(range(len(said)), key=lambda at: len(said[at].tokens))
-    cuts = list(chunks(ordered, batch))
+    ordered = sorted(range(len(answers)), key=lambda at: len(answers[at].tokens))
+    cuts = list(iterate_chunks(ordered, batch))
     while True:
         for which in generator.permutation(len(cuts)):
             rows = cuts[which]
-            ids = pad_sequence([said[row].prompt for row in rows], True, padding_side="left")
-            tokens = pad_sequence([said[row].tokens for row in rows], True, -1)
-            yield Lesson({"input_ids": ids}, tokens, cache, rows)
+            ids = pad_sequence([answers[row].prompt for row in rows], True, padding_side="left")
+            tokens = pad_sequence([answers[row].tokens for row in rows], True, -1)
+            yield TrainingExample({"input_ids": ids}, tokens, cache, rows)

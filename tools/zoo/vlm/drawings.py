@@ -1,7 +1,7 @@
-"""Flat drawings as a person makes them: anything of the world anywhere, on any one colour.
+"""Flat drawings for data augmentation: things anywhere, on a background of one colour.
 
-Things have many sizes, proportions and tones, with or without a contour; canvases any size, now and
-then no square, and some were kept as JPEG. All of it is drawn from a seeded generator.
+Sizes, proportions and tones of things vary, contours are optional; canvases have any size, some are
+not square, some are compressed as JPEG. Everything is sampled from a seeded generator.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from collections.abc import Sequence
 import numpy as np
 from PIL import Image, ImageDraw
 
-from mmspec.zoo.boards import PIXELS
 from mmspec.zoo.drawing import Point, strokes
 from mmspec.zoo.scene import BOARD, COLOURS, DIGITS, SHAPES, Scene, Thing
+from mmspec.zoo.scene_tensors import PIXELS
 
 Colour = tuple[int, int, int]
 Spot = tuple[float, float, float]  # middle and half the height, in cells
 
-_COUNT_LAW = (0.5, 0.3, 0.12, 0.08)  # how often one to four things are drawn
+_COUNT_PROBABILITIES = (0.5, 0.3, 0.12, 0.08)  # of one to four things
 _DIGIT_RATE = 0.15
 _RADII = {1: (0.24, 1.3), 2: (0.22, 0.75), 3: (0.2, 0.5), 4: (0.2, 0.42)}  # by things, in cells
-_LARGE = 0.34  # from here a thing looks large, in cells
-_SEEN = 85.0  # least distance of the ground to an ink, in bytes
+_LARGE = 0.34  # minimum radius of a large thing, in cells
+_MIN_CONTRAST = 85.0  # minimum distance of the background to an ink, in bytes
 _SIDES = (40, 320)  # of a canvas, in pixels
-_STRETCHED, _STRETCH = 0.25, 1.5  # how often a canvas is no square, and by how much at most
-_CONTOUR, _JPEG, _GREY, _WORLD = 0.15, 0.4, 0.3, 0.1  # how often, each
-_TURN = 0.25  # radians, at most
+_STRETCH_RATE, _STRETCH = 0.25, 1.5  # share of canvases that are not square, maximum aspect ratio
+_CONTOUR, _JPEG, _GREY = 0.15, 0.4, 0.3  # probabilities
+_TURN = 0.25  # maximum rotation in radians
 _TONES = {  # hue in degrees, saturation, value: from and to
     "red": ((-9, 9), (0.75, 1), (0.6, 1)),
     "green": ((88, 155), (0.5, 1), (0.35, 1)),
@@ -42,10 +42,10 @@ _TONES = {  # hue in degrees, saturation, value: from and to
 }
 
 
-def drawing(generator: np.random.Generator) -> tuple[np.ndarray, Scene]:
-    """A drawing as models read it, (P, P, 3) bytes, and a plain scene of the same facts."""
+def sample_drawing(generator: np.random.Generator) -> tuple[np.ndarray, Scene]:
+    """Sample a drawing, (P, P, 3) bytes, and a plain scene of the same facts."""
     width = height = int(generator.integers(*_SIDES))
-    if generator.random() < _STRETCHED:
+    if generator.random() < _STRETCH_RATE:
         width = round(width * generator.uniform(1, _STRETCH))
         width, height = (width, height) if generator.random() < 0.5 else (height, width)
     spots = _spots(generator)
@@ -63,27 +63,27 @@ def drawing(generator: np.random.Generator) -> tuple[np.ndarray, Scene]:
 
 
 def _spots(generator: np.random.Generator) -> list[Spot]:
-    """Where things are: on the canvas, apart, in places of their own."""
-    count = 1 + int(generator.choice(len(_COUNT_LAW), p=_COUNT_LAW))
+    """Sample positions of things: on the canvas, separate, in different cells."""
+    count = 1 + int(generator.choice(len(_COUNT_PROBABILITIES), p=_COUNT_PROBABILITIES))
     found: list[Spot] = []
     for _ in range(200):
         r = float(generator.uniform(*_RADII[count]))
         x, y = (float(v) for v in generator.uniform(r, BOARD - r, 2))
-        if all(_apart((x, y, r), other) for other in found):
+        if all(_is_separate((x, y, r), other) for other in found):
             found.append((x, y, r))
         if len(found) == count:
             break
     return found
 
 
-def _apart(one: Spot, other: Spot) -> bool:
+def _is_separate(one: Spot, other: Spot) -> bool:
     cells = [(int(x), int(y)) for x, y, _ in (one, other)]
     distance = math.hypot(one[0] - other[0], one[1] - other[1])
     return cells[0] != cells[1] and distance > 1.1 * (one[2] + other[2])
 
 
 def _things(spots: Sequence[Spot], generator: np.random.Generator) -> list[Thing]:
-    """What is drawn there: no two of one colour and name."""
+    """Sample things; no two share both colour and name."""
     found: list[Thing] = []
     while len(found) < len(spots):
         x, y, r = spots[len(found)]
@@ -97,18 +97,18 @@ def _things(spots: Sequence[Spot], generator: np.random.Generator) -> list[Thing
 
 
 def _tone(colour: str, generator: np.random.Generator) -> Colour:
-    """Some ink that people call by the name of a colour."""
+    """Sample an ink within the range of a colour name."""
     hue, saturation, value = (float(generator.uniform(*range_)) for range_ in _TONES[colour])
     return _bytes(colorsys.hsv_to_rgb(hue / 360 % 1, saturation, value))
 
 
 def _ground(inks: Sequence[Colour], generator: np.random.Generator) -> Colour:
-    """Any colour, often a grey, on which all inks can be seen."""
+    """Sample a background colour, often grey, on which all inks are visible."""
     while True:
         grey = [min(1.0, float(generator.uniform(0, 1.3)))] * 3
         tone = grey if generator.random() < _GREY else list(generator.uniform(0, 1, 3))
         found = _bytes(tone)
-        if all(math.dist(found, ink) > _SEEN for ink in inks):
+        if all(math.dist(found, ink) > _MIN_CONTRAST for ink in inks):
             return found
 
 
@@ -125,13 +125,13 @@ def _draw(
     size: tuple[int, int],
     generator: np.random.Generator,
 ) -> None:
-    """Draw a thing, its edges hard, its proportions its own."""
+    """Draw a thing with sampled proportions, without anti-aliasing."""
     u, v = (float(q) for q in generator.uniform(0.86, 1, 2))
     angle = float(generator.uniform(-_TURN, _TURN)) * (generator.random() < 0.5)
     x, y, r = spot
     cell = min(size) / BOARD
 
-    def placed(points: Sequence[Point]) -> list[Point]:
+    def transform(points: Sequence[Point]) -> list[Point]:
         c, s = math.cos(angle) * r * cell, math.sin(angle) * r * cell
         mx, my = x * size[0] / BOARD, y * size[1] / BOARD
         return [(mx + c * u * a - s * v * b, my + s * u * a + c * v * b) for a, b in points]
@@ -139,11 +139,11 @@ def _draw(
     if thing.digit is not None:
         width = max(2, round(r * cell * float(generator.uniform(0.2, 0.36))))
         for stroke in strokes(thing.digit):
-            pen.line(placed(stroke), fill=ink, width=width, joint="curve")
+            pen.line(transform(stroke), fill=ink, width=width, joint="curve")
         return
-    edge = placed(_contour(thing.shape, generator))
+    edge = transform(_contour(thing.shape, generator))
     if thing.shape == "ring":
-        inner = placed(_round(float(generator.uniform(0.4, 0.75))))
+        inner = transform(_round(float(generator.uniform(0.4, 0.75))))
         mask = Image.new("1", size)
         hole = ImageDraw.Draw(mask)
         hole.polygon(edge, fill=1)
@@ -158,7 +158,7 @@ def _draw(
 
 
 def _contour(shape: str, generator: np.random.Generator) -> list[Point]:
-    """The edge of a shape in a box of half height one, its proportions drawn anew."""
+    """Sample the outline of a shape in a box of half height one."""
     match shape:
         case "circle" | "ring":
             return _round(1.0)

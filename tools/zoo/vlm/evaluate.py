@@ -1,4 +1,4 @@
-"""Measure a checkpoint: facts right on held-out scenes, and how far a drafter follows a target."""
+"""Evaluate a checkpoint: facts right on held-out scenes, and acceptance length of a drafter."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from mmspec.zoo.language import Example, format_prompt, scenes, score, write
-from tools.zoo.vlm.batches import IGNORED, Encoder, Looks, Sample, plainly
-from tools.zoo.vlm.distil import MAX_NEW_TOKENS, answered
-from tools.zoo.vlm.drawings import drawing
-from tools.zoo.vlm.learning import logits_of
+from tools.zoo.vlm.batches import IGNORED, Encoder, Renderer, Sample, render_plain
+from tools.zoo.vlm.distillation import MAX_NEW_TOKENS, generate_responses
+from tools.zoo.vlm.drawings import sample_drawing
+from tools.zoo.vlm.training import logits_of
 
 
-def answers(
+def generate_texts(
     model: PreTrainedModel, processor: Any, examples: Sequence[Example], batch: int = 32
 ) -> list[str]:
-    """What the model says, greedily, through its own processor."""
-    said: list[str] = []
+    """Generate texts greedily with the model's own processor."""
+    texts: list[str] = []
     for start in range(0, len(examples), batch):
         part = examples[start : start + batch]
         inputs = processor(
@@ -34,24 +34,24 @@ def answers(
         generate: Any = model.generate
         ids = generate(**inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False)
         new = ids[:, inputs["input_ids"].shape[1] :]
-        said += processor.batch_decode(new, skip_special_tokens=True)
-    return said
+        texts += processor.batch_decode(new, skip_special_tokens=True)
+    return texts
 
 
 def facts_right(
     model: PreTrainedModel, processor: Any, examples: Sequence[Example]
 ) -> tuple[int, int]:
-    """Facts right and facts asked over all examples."""
-    said = answers(model, processor, examples)
-    pairs = [score(e, text) for e, text in zip(examples, said, strict=True)]
-    return sum(right for right, _ in pairs), sum(asked for _, asked in pairs)
+    """Return (facts right, facts required), summed over examples."""
+    texts = generate_texts(model, processor, examples)
+    pairs = [score(e, text) for e, text in zip(examples, texts, strict=True)]
+    return sum(right for right, _ in pairs), sum(total for _, total in pairs)
 
 
-def drawings(n: int, seed: int = 0) -> list[Example]:
-    """`n` flat drawings that nobody learned from, to be described."""
+def sample_drawings(n: int, seed: int = 0) -> list[Example]:
+    """Return `n` held-out flat drawings, with a caption prompt."""
     generator = np.random.default_rng((seed, 8))
     found: list[Example] = []
-    for picture, scene in (drawing(generator) for _ in range(n)):
+    for picture, scene in (sample_drawing(generator) for _ in range(n)):
         found.append(Example(Image.fromarray(picture), "describe the picture.", "", scene))
     return found
 
@@ -63,17 +63,17 @@ def acceptance(
     encoder: Encoder,
     n: int,
     k: int = 5,
-    looks: Looks = plainly,
+    renderer: Renderer = render_plain,
 ) -> float:
-    """Mean acceptance length on `n` held-out prompts, answered greedily by the target."""
+    """Return the mean acceptance length on `n` held-out prompts with greedy target answers."""
     samples = []
     for one, number in scenes(n, "held-out", seed=1):
-        picture, scene = looks(one, np.random.default_rng((number, 10)))
+        picture, scene = renderer(one, np.random.default_rng((number, 10)))
         prompt, answer, _ = write(scene, number)
         samples.append(Sample(picture, prompt, answer))
     tokens, rounds = 0.0, 0.0
-    for said in answered(target, encoder, samples):
-        batch = encoder([said])
+    for sample in generate_responses(target, encoder, samples):
+        batch = encoder([sample])
         picks = logits_of(drafter, encoder.family, batch)[0, :-1].argmax(-1)
         is_answer = batch.labels[0, 1:] != IGNORED
         follows = (picks == batch.ids[0, 1:])[is_answer]
@@ -83,10 +83,10 @@ def acceptance(
 
 
 def acceptance_length(follows: Tensor, k: int = 5) -> float:
-    """Tokens per round of greedy chain speculation with `k` drafted tokens.
+    """Return tokens per round of greedy chain speculation with `k` draft tokens.
 
-    follows: (L,) bool, whether the drafter, reading the target's own words, picks the word the
-    target picked. A greedy chain is accepted up to its first miss, so this is all one needs.
+    follows: (L,) bool, whether the drafter, given the target's tokens, predicts the target's next
+    token. A greedy chain is accepted up to its first miss, so this determines the rounds.
     """
     hits = follows.tolist()
     position, rounds = 0, 0

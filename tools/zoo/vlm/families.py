@@ -1,4 +1,4 @@
-"""The model families of the zoo, as the trainer sees them: how to build and how to feed them."""
+"""Model families of the bundled language models: builders, processors, image inputs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast, ProcessorMixin
 
-from mmspec.zoo.boards import PIXELS, as_pictures
+from mmspec.zoo.scene_tensors import PIXELS, images_to_tensor
 from tools.zoo.vlm.architecture import LanguageShape, llava, qwen
 from tools.zoo.vlm.processors import (
     QWEN_MERGE,
@@ -26,7 +26,7 @@ IMAGE_TOKENS = 36
 
 @dataclass(frozen=True)
 class ZooFamily:
-    """A model family. `image_inputs` turns raw pixels into what its vision tower reads."""
+    """A model family. `image_inputs` converts pixels to inputs of its vision tower."""
 
     name: str
     build: Callable[[LanguageShape, PreTrainedTokenizerFast], PreTrainedModel]
@@ -34,24 +34,24 @@ class ZooFamily:
     image_token: str
     image_inputs: Callable[[np.ndarray], dict[str, Tensor]]
     positions: Callable[[PreTrainedModel, Tensor], dict[str, Tensor]]
-    positions_from_types: bool  # generate() must be told which ids are images
+    positions_from_types: bool  # whether generate() needs `mm_token_type_ids`
 
 
 def image_features(model: PreTrainedModel, inputs: dict[str, Tensor]) -> Tensor:  # -> (B, 36, D)
-    """What the text model is shown of each picture, in reading order."""
-    see: Any = model.get_image_features
-    features = see(**inputs, return_dict=True).pooler_output
+    """Return the image features of each image, in reading order."""
+    encode: Any = model.get_image_features
+    features = encode(**inputs, return_dict=True).pooler_output
     return features if isinstance(features, Tensor) else torch.stack(tuple(features))
 
 
 def _llava_inputs(images: np.ndarray) -> dict[str, Tensor]:
-    return {"pixel_values": as_pictures(images)}
+    return {"pixel_values": images_to_tensor(images)}
 
 
 def _qwen_inputs(images: np.ndarray) -> dict[str, Tensor]:
     """Patches in the order of Qwen2-VL: merged blocks in reading order, patches inside a block."""
     patches = einops.repeat(
-        as_pictures(images),
+        images_to_tensor(images),
         "b c (h m p) (w n q) -> (b h w m n) (c t p q)",
         m=QWEN_MERGE,
         n=QWEN_MERGE,
@@ -71,7 +71,7 @@ def _no_positions(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
 
 
 def _qwen_positions(model: PreTrainedModel, ids: Tensor) -> dict[str, Tensor]:
-    """Rotary positions of one row serve all: the picture comes first and padding last."""
+    """Return position ids of the first row for all rows: the image comes first, padding last."""
     row = ids[:1]
     is_image = (row == model.config.image_token_id).int()
     side = PIXELS // QWEN_PATCH

@@ -1,4 +1,4 @@
-"""Train the heads of the zoo: they follow a language target by the states that it has anyway."""
+"""Train the bundled heads: draft heads on the hidden states of a language target."""
 
 from __future__ import annotations
 
@@ -13,35 +13,40 @@ import torch
 from torch import Tensor
 
 from mmspec.api import accelerate
-from mmspec.modalities.common.families import reader as reader_of
+from mmspec.modalities.common.families import make_reader
 from mmspec.modalities.vlm.checkpoints import load
 from mmspec.modality import Entry
-from mmspec.models.fingerprint import sign
+from mmspec.models.compatibility import sign_head
 from mmspec.targets.readers.reader import Reader
-from mmspec.training.ahead import MEDUSA
-from mmspec.training.fitting import Course, Fall, divided, fit
-from mmspec.training.heads import Lesson
-from mmspec.training.reporting import Report
+from mmspec.training.fitting import (
+    CosineDecay,
+    TrainingProgress,
+    TrainingRun,
+    fit,
+    split_parameters,
+)
+from mmspec.training.heads import TrainingExample
+from mmspec.training.medusa_hydra import MEDUSA
 from mmspec.training.self_fed import EAGLE3, HASS, aligned_loss
-from mmspec.training.trainable import HeadTraining, learnt
-from mmspec.zoo.boards import pixels
+from mmspec.training.trainable import HeadTraining, trainable_parameters
 from mmspec.zoo.language import scenes, write
-from mmspec.zoo.training import kept, teacher
-from tools.zoo.vlm.batches import Encoder, Sample, grouped
-from tools.zoo.vlm.distil import MAX_NEW_TOKENS, said_by
+from mmspec.zoo.scene_tensors import render_pixels
+from mmspec.zoo.training import load_teacher, save_on_exit
+from tools.zoo.vlm.batches import Encoder, Sample, group_by_length
+from tools.zoo.vlm.distillation import MAX_NEW_TOKENS, sample_target_responses
 from tools.zoo.vlm.families import FAMILIES
 
 ABOUT = """\
-Continues what its target has read; knows only the Scene world of the `mmspec` zoo, and fits no
-other target.
+Predicts the next tokens from its target's states; knows only the Scene world of the `mmspec` zoo,
+and fits no other target.
 
-Learned from what its target says about training scenes.
+Trained on its target's answers about training scenes.
 """
 NOTES = """\
 `acceptance length` is tokens per round of greedy chain speculation with five drafted tokens, and
-`deep acceptance length` with as many as the head is meant for (`drafted`), on held-out scenes,
-captions and answers to questions as they come. Measured by decoding with the float16 weights, run
-in float32.
+`deep acceptance length` with the number that the head is trained for (`drafted`), on held-out
+scenes, captions and answers to questions as they come. Measured by decoding with the float16
+weights, run in float32.
 """
 HELD_OUT = 128
 BATCH = 32
@@ -49,88 +54,101 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """How a head is made: by whose training, and with what configuration."""
+    """Training plan of a head."""
 
-    recipe: str  # whose chains it is measured by
+    recipe: str  # recipe of the evaluation
     training: HeadTraining
-    fall: Fall
-    drafted: int  # tokens of a chain that it is meant for
-    pool: int = 4096  # answers of the target that it learns from
+    decay: CosineDecay
+    drafted: int  # draft tokens that it is trained for
+    pool: int = 4096  # answers of the target that it is trained on
     changes: Mapping[str, Any] = field(default_factory=dict)
 
 
 FEATURE = HeadPlan(
     "hass",
     replace(HASS, loss=partial(aligned_loss, passes=5)),
-    Fall(900, 2e-3),
+    CosineDecay(900, 2e-3),
     8,
     pool=3072,
     changes={"intermediate_size": 384},
 )
-_EAGLE3 = HeadPlan("eagle-3", EAGLE3, Fall(1200, 2e-3), 8, changes={"intermediate_size": 384})
+_EAGLE3 = HeadPlan(
+    "eagle-3", EAGLE3, CosineDecay(1200, 2e-3), 8, changes={"intermediate_size": 384}
+)
 PLANS = {
     "llava-eagle3": _EAGLE3,
     "llava-feature-head": FEATURE,
-    "llava-medusa": HeadPlan("medusa", MEDUSA, Fall(500, 2e-3), 5, 2048, {"medusa_num_heads": 5}),
-    "qwen2.5-vl-eagle3": replace(_EAGLE3, fall=Fall(700, 2e-3), pool=2048),
+    "llava-medusa": HeadPlan(
+        "medusa", MEDUSA, CosineDecay(500, 2e-3), 5, 2048, {"medusa_num_heads": 5}
+    ),
+    "qwen2.5-vl-eagle3": replace(_EAGLE3, decay=CosineDecay(700, 2e-3), pool=2048),
 }
 
 
 def train(
-    entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
+    entry: Entry, folder: Path, steps: int | None, seed: int, progress: TrainingProgress
 ) -> dict[str, Any]:
-    """Let the target talk about training scenes, and teach a head to say the same."""
+    """Generate answers of the target to prompts about training scenes, and train a head on them."""
     assert entry.target is not None
-    plan, course = PLANS[entry.name], Course(seed, steps, progress)
-    target, encoder = teacher(entry.target), _encoder(entry.target)
-    said = said_by(target, encoder, course.cut(plan.pool, BATCH), course)
-    given = lessons(said, encoder, BATCH, seed)
-    return {"answers": len(said), **teach(plan, reader_of(target), given, folder, course)}
+    plan, course = PLANS[entry.name], TrainingRun(seed, steps, progress)
+    target, encoder = load_teacher(entry.target), _encoder(entry.target)
+    answers = sample_target_responses(target, encoder, course.limit_steps(plan.pool, BATCH), course)
+    examples = iterate_examples(answers, encoder, BATCH, seed)
+    return {
+        "answers": len(answers),
+        **train_head(plan, make_reader(target), examples, folder, course),
+    }
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
-    """Tokens per round at five drafted tokens, and at as many as the head is meant for."""
+    """Return acceptance lengths at five draft tokens, and at the number of the plan."""
     assert entry.target is not None
-    asked = list(held_out(_encoder(entry.target), count))
-    return lengths(PLANS[entry.name], teacher(entry.target), load(entry, folder), asked)
+    requests = list(iterate_requests(_encoder(entry.target), count))
+    return measure_lengths(
+        PLANS[entry.name], load_teacher(entry.target), load(entry, folder), requests
+    )
 
 
-def teach(
-    plan: HeadPlan, reader: Reader, given: Iterator[Lesson], folder: Path, course: Course
+def train_head(
+    plan: HeadPlan,
+    reader: Reader,
+    examples: Iterator[TrainingExample],
+    folder: Path,
+    course: TrainingRun,
 ) -> dict[str, int]:
-    """Teach a new head of a target, and write it in float16; figures of how it was made."""
+    """Train a new head for a target, and write it in float16; returns figures of the training."""
     counts = torch.zeros(reader.vocabulary, dtype=torch.int64)
     head: Any = plan.training.begin(reader, counts, **plan.changes).train()
 
     def finish() -> None:
-        sign(head.train(False), reader)
+        sign_head(head.train(False), reader)
         head.half().save_pretrained(folder)
 
-    with kept(finish):
-        matrices, others = divided(head, learnt(head))
+    with save_on_exit(finish):
+        matrices, others = split_parameters(head, trainable_parameters(head))
         fit(
             others,
-            given,
-            lambda lesson: plan.training.loss(reader, head, lesson),
-            *(plan.fall, "head", course, matrices),
+            examples,
+            lambda example: plan.training.loss(reader, head, example),
+            *(plan.decay, "head", course, matrices),
         )
     return {
-        "steps": course.cut(plan.fall.steps),
+        "steps": course.limit_steps(plan.decay.steps),
         "parameters": sum(p.numel() for p in head.parameters()),
     }
 
 
-def lengths(
+def measure_lengths(
     plan: HeadPlan,
     target: Any,
     head: Any,
-    asked: Sequence[Mapping[str, Any]],
+    requests: Sequence[Mapping[str, Any]],
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> dict[str, float]:
-    """Tokens per round over requests: of five drafted tokens, and of the plan's number."""
+    """Return acceptance lengths over requests, at five draft tokens and at the plan's number."""
     drafted = {"acceptance_length": 5, "deep_acceptance_length": plan.drafted}
     found = {
-        name: acceptance(target, plan.recipe, head, asked, length, max_new_tokens)
+        name: acceptance(target, plan.recipe, head, requests, length, max_new_tokens)
         for name, length in drafted.items()
     }
     return {**found, "drafted": plan.drafted}
@@ -140,29 +158,29 @@ def acceptance(
     target: Any,
     recipe: str,
     head: Any,
-    asked: Sequence[Mapping[str, Any]],
+    requests: Sequence[Mapping[str, Any]],
     length: int,
     max_new_tokens: int = MAX_NEW_TOKENS,
 ) -> float:
-    """Mean acceptance length of greedy chains of `length` drafted tokens over requests."""
+    """Return the mean acceptance length of greedy chains of `length` draft tokens over requests."""
     fast = accelerate(target, recipe, drafter=head, length=length)
     accepted = rounds = 0
-    for inputs in asked:
+    for inputs in requests:
         stats = fast.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens).stats
         accepted += stats.num_accepted_draft_tokens
         rounds += stats.num_spec_steps
     return round(1 + accepted / max(rounds, 1), 2)
 
 
-def held_out(encoder: Encoder, count: int) -> Iterator[dict[str, Tensor]]:
-    """Requests about held-out scenes, one at a time."""
+def iterate_requests(encoder: Encoder, count: int) -> Iterator[dict[str, Tensor]]:
+    """Iterate over requests about held-out scenes, one at a time."""
     for scene, number in scenes(count, "held-out", seed=1):
         prompt, answer, _ = write(scene, number)
-        yield inputs_of([Sample(pixels(scene), prompt, answer)], encoder)
+        yield make_inputs([Sample(render_pixels(scene), prompt, answer)], encoder)
 
 
-def inputs_of(samples: Sequence[Sample], encoder: Encoder) -> dict[str, Tensor]:
-    """What `generate` takes: prompts padded on the left, and their pictures."""
+def make_inputs(samples: Sequence[Sample], encoder: Encoder) -> dict[str, Tensor]:
+    """Return inputs of `generate`: prompts padded on the left, and their images."""
     ids, mask = encoder.prompts(samples)
     inputs = {"input_ids": ids, "attention_mask": mask}
     inputs |= encoder.family.image_inputs(np.stack([one.image for one in samples]))
@@ -172,16 +190,18 @@ def inputs_of(samples: Sequence[Sample], encoder: Encoder) -> dict[str, Tensor]:
     return inputs
 
 
-def lessons(said: Sequence[Sample], encoder: Encoder, batch: int, seed: int) -> Iterator[Lesson]:
-    """The target's answers in batches without end, all of them before any comes again."""
+def iterate_examples(
+    samples: Sequence[Sample], encoder: Encoder, batch: int, seed: int
+) -> Iterator[TrainingExample]:
+    """Iterate over batches of the target's answers, epoch after epoch."""
     generator = np.random.default_rng((seed, 4))
     while True:
-        for part in grouped(said, batch, generator):
+        for part in group_by_length(samples, batch, generator):
             answers = encoder.tokenizer([one.answer for one in part]).input_ids
             rows = [[*answer, encoder.tokenizer.eos_token_id] for answer in answers]
             longest = max(map(len, rows))
             tokens = [row + [-1] * (longest - len(row)) for row in rows]
-            yield Lesson(inputs_of(part, encoder), torch.tensor(tokens))
+            yield TrainingExample(make_inputs(part, encoder), torch.tensor(tokens))
 
 
 def _encoder(target: str) -> Encoder:

@@ -1,4 +1,4 @@
-"""The processors of the zoo's language models: one chat turn about one picture."""
+"""Processors of the bundled language models."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from transformers import (
     Qwen2VLVideoProcessor,
 )
 
-from mmspec.zoo.boards import PIXELS
-from mmspec.zoo.happenings import clip_words
+from mmspec.zoo.clip_questions import clip_words
+from mmspec.zoo.scene_tensors import PIXELS
 from mmspec.zoo.tokenizer import vocabulary, word_tokenizer
 
 LLAVA_PATCH = 8
@@ -51,7 +51,7 @@ _QWEN_CHAT = (
 
 
 def llava_processor() -> ProcessorMixin:
-    """The processor of the LLaVA pair: 36 image tokens for a picture."""
+    """Build the processor of the LLaVA pair: 36 image tokens per image."""
     side = {"height": PIXELS, "width": PIXELS}
     image_processor = CLIPImageProcessor(
         size=side,
@@ -81,10 +81,10 @@ def llava_processor() -> ProcessorMixin:
 
 
 def qwen_processor(**more: Any) -> ProcessorMixin:
-    """The processor of the Qwen2.5-VL pair: 36 image tokens for a square picture.
+    """Build the processor of the Qwen2.5-VL pair: 36 image tokens per square image.
 
-    `more` is for its tokenizer. The bounds on the area (the library calls them edges) leave room on
-    both sides: a square scaled to a side of 47.999 or 48.001 would else be read on 5 or 7 rows.
+    `more` are arguments of `word_tokenizer`. The bounds on the area (called edges by the library)
+    have a margin: without it a side of 47.999 or 48.001 would give 5 or 7 rows.
     """
     settings: dict[str, Any] = {
         "size": {"shortest_edge": (PIXELS - 1) ** 2, "longest_edge": (PIXELS + 1) ** 2},
@@ -112,6 +112,6 @@ def qwen_processor(**more: Any) -> ProcessorMixin:
 
 
 def clip_processor() -> ProcessorMixin:
-    """The processor of the pair for clips: 36 tokens for two frames."""
+    """Build the processor of the clip models: 36 tokens per two frames."""
     words = tuple(word for word in clip_words() if word not in vocabulary())
     return qwen_processor(more=words, model_max_length=2048)

@@ -1,4 +1,4 @@
-"""Train the language checkpoints of the zoo from a seed, in minutes on two CPU cores."""
+"""Train the bundled language checkpoints from a seed, in minutes on two CPU cores."""
 
 from __future__ import annotations
 
@@ -7,15 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from transformers import GenerationConfig, PreTrainedModel
+import torch
+from torch import Tensor, nn
+from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
 from mmspec.modalities.vlm.checkpoints import load
 from mmspec.modality import Entry
-from mmspec.training.fitting import Course, Fall
-from mmspec.training.reporting import Report
+from mmspec.training.fitting import CosineDecay, TrainingProgress, TrainingRun
 from mmspec.zoo.catalogue import info
 from mmspec.zoo.language import ExampleKind, examples
-from mmspec.zoo.training import kept, teacher
+from mmspec.zoo.training import load_teacher, save_on_exit
 from tools.zoo.vlm.architecture import (
     BLIND,
     LLAVA_TARGET,
@@ -26,36 +27,36 @@ from tools.zoo.vlm.architecture import (
 from tools.zoo.vlm.batches import (
     Batch,
     Encoder,
-    Looks,
-    as_drawing,
-    fresh,
-    on_any_ground,
-    on_materials,
-    plainly,
+    Renderer,
+    iterate_samples,
+    render_any_style,
+    render_drawing,
+    render_plain,
+    render_textured,
 )
-from tools.zoo.vlm.distil import lessons, said_by
-from tools.zoo.vlm.evaluate import acceptance, drawings, facts_right
+from tools.zoo.vlm.distillation import iterate_batches, sample_target_responses
+from tools.zoo.vlm.evaluate import acceptance, facts_right, sample_drawings
 from tools.zoo.vlm.families import FAMILIES
-from tools.zoo.vlm.learning import learn_to_see, learn_to_see_like, learn_to_talk
-from tools.zoo.vlm.sight import learn_to_see_anywhere
-from tools.zoo.vlm.transfer import speak_like
+from tools.zoo.vlm.training import distil_vision, train_on_responses, train_vision
+from tools.zoo.vlm.vision_training import train_vision_invariance
 
 ABOUT = """\
-Knows only the Scene world of the `mmspec` zoo: coloured shapes and written digits on a
-board of nine places, one picture and one question at a time.
+Knows only the Scene world of the `mmspec` zoo: coloured shapes and written digits on a board of
+nine places, one image and one question at a time.
 
-A target learned from fresh scenes, first to name what is in each cell, then to answer; then to show
-its text model, of textured pictures and of flat drawings, what it shows of plain pictures. A
-drafter learned from what its target says about training scenes, one that sees about scenes of all
-these looks.
+A target is trained on random scenes, first to name the thing in each cell, then to answer; then
+its vision part is trained to give the text model the same features for textured images and for
+flat drawings as for plain images. A drafter is trained on its target's answers about training
+scenes, one that reads images on scenes of all these styles.
 """
 NOTES = """\
-`facts` is the share of facts right in what it says greedily of held-out scenes,
-captions and answers to questions as they come; a caption states many more facts than an answer;
-`textured` are pictures of the same facts on materials, with things at free places, and drawings are
-flat ones of any size, each held to name, colour, size and place of its things.
-`acceptance length` is tokens per round of greedy chain speculation with five drafted tokens, on
-held-out scenes, plain, textured and drawn. All is measured on the float16 weights, run in float32.
+`facts` is the share of correct facts in greedy outputs for held-out scenes, captions and answers
+to questions as they come; a caption states many more facts than an answer; `textured` are images
+of the same facts on materials, with things at free positions, and drawings are flat ones of any
+size, each scored by name, colour, size and place of its things. `vision invariance steps` are
+those on textured images and drawings. `acceptance length` is tokens per round of greedy chain
+speculation with five drafted tokens, on held-out scenes, plain, textured and drawn. All are
+measured on the float16 weights, run in float32.
 """
 HELD_OUT = 128
 BATCH = 32
@@ -63,20 +64,20 @@ BATCH = 32
 
 @dataclass(frozen=True)
 class LanguagePlan:
-    """How a checkpoint is trained: `seeing` steps on pictures alone, `talking`, then `anywhere`.
+    """Training plan of a checkpoint: vision steps, answer stages, then invariance stages.
 
-    Talking is one or more falls of the rate, one after the other. A deep narrow
-    model needs several: each time the rate rises again, what was hard to look up is learnt further.
+    Each stage is one decay of the learning rate. A deep narrow model needs several: hard lookups
+    are learned after the rate rises again.
     """
 
     family: str
     shape: LanguageShape
-    seeing: int
-    talking: tuple[Fall, ...]
-    pool: int = 0  # answers of the target that a drafter learns from
-    start: str | None = None  # whose text layers to begin with
-    anywhere: tuple[Fall, ...] = ()  # see the same on any ground, the text model as it is
-    looks: Looks = plainly  # of the pictures that a drafter learns from
+    vision_steps: int
+    answer_stages: tuple[CosineDecay, ...]
+    pool: int = 0  # answers of the target that a drafter is trained on
+    start: str | None = None  # checkpoint that provides the text layers
+    invariance_stages: tuple[CosineDecay, ...] = ()  # with a frozen text model
+    renderer: Renderer = render_plain  # of the images that a drafter is trained on
 
 
 PLANS = {
@@ -84,91 +85,98 @@ PLANS = {
         "llava",
         LLAVA_TARGET,
         600,
-        (Fall(2600, 1.5e-3), Fall(1600, 1e-3), Fall(900, 8e-4), Fall(1200, 9e-4)),
-        anywhere=(Fall(8000, 1e-3), Fall(4000, 6e-4)),
+        (
+            CosineDecay(2600, 1.5e-3),
+            CosineDecay(1600, 1e-3),
+            CosineDecay(900, 8e-4),
+            CosineDecay(1200, 9e-4),
+        ),
+        invariance_stages=(CosineDecay(8000, 1e-3), CosineDecay(4000, 6e-4)),
     ),
     "llava-drafter": LanguagePlan(
-        "llava", SIGHTED, 600, (Fall(2400, 2e-3),), 6144, looks=on_any_ground
+        "llava", SIGHTED, 600, (CosineDecay(2400, 2e-3),), 6144, renderer=render_any_style
     ),
-    "llava-text-drafter": LanguagePlan("llava", BLIND, 0, (Fall(1500, 2e-3),), pool=4096),
+    "llava-text-drafter": LanguagePlan("llava", BLIND, 0, (CosineDecay(1500, 2e-3),), pool=4096),
     "qwen2.5-vl": LanguagePlan(
         "qwen2.5-vl",
         QWEN_TARGET,
         400,
-        (Fall(800, 1e-3), Fall(450, 7e-4), Fall(1000, 9e-4)),
+        (CosineDecay(800, 1e-3), CosineDecay(450, 7e-4), CosineDecay(1000, 9e-4)),
         start="llava",
-        anywhere=(Fall(12000, 1e-3), Fall(4000, 7e-4)),
+        invariance_stages=(CosineDecay(12000, 1e-3), CosineDecay(4000, 7e-4)),
     ),
     "qwen2.5-vl-drafter": LanguagePlan(
         "qwen2.5-vl",
         SIGHTED,
         600,
-        (Fall(1600, 1.5e-3),),
+        (CosineDecay(1600, 1.5e-3),),
         pool=4096,
         start="llava-drafter",
-        looks=on_any_ground,
+        renderer=render_any_style,
     ),
     "qwen2.5-vl-text-drafter": LanguagePlan(
-        "qwen2.5-vl", BLIND, 0, (Fall(400, 1e-3),), pool=2048, start="llava-text-drafter"
+        "qwen2.5-vl", BLIND, 0, (CosineDecay(400, 1e-3),), pool=2048, start="llava-text-drafter"
     ),
 }
 
 
 def train(
-    entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
+    entry: Entry, folder: Path, steps: int | None, seed: int, progress: TrainingProgress
 ) -> dict[str, Any]:
-    """Teach a model to see and to talk; some begin with the text layers of another checkpoint."""
+    """Train a model on images, then on answers; some start from another checkpoint."""
     plan = PLANS[entry.name]
     family = FAMILIES[plan.family]
-    processor, course = family.build_processor(), Course(seed, steps, progress)
+    processor, course = family.build_processor(), TrainingRun(seed, steps, progress)
     encoder = Encoder(family, processor)
     model = family.build(plan.shape, processor.tokenizer).train()
-    with kept(lambda: save(model, processor, folder, sees=entry.sees == "pixels")):
+    with save_on_exit(lambda: save(model, processor, folder, sees=entry.sees == "pixels")):
         if plan.start is not None:
-            _begin_like(plan, model, encoder, course)
-        elif plan.seeing:
-            learn_to_see(model, family, plan.seeing, course, plan.looks)
-        batches = _batches(entry, encoder, course.cut(plan.pool, BATCH), course)
-        for fall in plan.talking:
-            learn_to_talk(model, family, batches, fall, course)
-        if plan.anywhere:
-            learn_to_see_anywhere(model, family, plan.anywhere, course)
+            _start_from(plan, model, encoder, course)
+        elif plan.vision_steps:
+            train_vision(model, family, plan.vision_steps, course, plan.renderer)
+        batches = _batches(entry, encoder, course.limit_steps(plan.pool, BATCH), course)
+        for fall in plan.answer_stages:
+            train_on_responses(model, family, batches, fall, course)
+        if plan.invariance_stages:
+            train_vision_invariance(model, family, plan.invariance_stages, course)
     return {
-        "steps": sum(course.cut(fall.steps) for fall in plan.talking),
-        "steps_of_sight": sum(course.cut(fall.steps) for fall in plan.anywhere),
+        "steps": sum(course.limit_steps(fall.steps) for fall in plan.answer_stages),
+        "vision_invariance_steps": sum(
+            course.limit_steps(fall.steps) for fall in plan.invariance_stages
+        ),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
-    """Facts right (a target), or tokens per round at five drafted tokens (a drafter)."""
+    """Return shares of facts right (target), or acceptance lengths at five draft tokens."""
     model, family = load(entry, folder), FAMILIES[PLANS[entry.name].family]
     processor = family.build_processor()
     if entry.target is not None:
-        target, encoder = teacher(entry.target), Encoder(family, processor)
-        ways = {"": plainly, "_textured": on_materials, "_drawn": as_drawing}
+        target, encoder = load_teacher(entry.target), Encoder(family, processor)
+        renderers = {"": render_plain, "_textured": render_textured, "_drawn": render_drawing}
         return {
-            f"acceptance_length{end}": acceptance(model, target, encoder, count, looks=looks)
-            for end, looks in ways.items()
+            f"acceptance_length{end}": acceptance(model, target, encoder, count, renderer=renderer)
+            for end, renderer in renderers.items()
         }
     kinds: dict[str, ExampleKind | None] = {
         "facts": None,
         "facts_in_captions": "caption",
         "facts_in_answers": "question",
     }
-    asked = {name: examples(count, "held-out", kind=kind) for name, kind in kinds.items()}
+    sets = {name: examples(count, "held-out", kind=kind) for name, kind in kinds.items()}
     for name, kind in kinds.items():
-        asked[f"{name}_textured"] = examples(count, "held-out", kind=kind, style="textured")
-    asked["facts_in_drawings"] = drawings(count)
+        sets[f"{name}_textured"] = examples(count, "held-out", kind=kind, style="textured")
+    sets["facts_in_drawings"] = sample_drawings(count)
     report = {}
-    for name, some in asked.items():
-        right, all_of_them = facts_right(model, processor, some)
-        report[name] = round(right / max(all_of_them, 1), 4)
+    for name, some in sets.items():
+        right, total = facts_right(model, processor, some)
+        report[name] = round(right / max(total, 1), 4)
     return report
 
 
 def save(model: PreTrainedModel, processor: Any, folder: Path, sees: bool) -> None:
-    """Save weights, configs and the processor, or only the tokenizer of a text model."""
+    """Save weights, configs and the processor, or the tokenizer of a text model."""
     configure: Any = GenerationConfig
     tokenizer = processor.tokenizer
     model.generation_config = configure(
@@ -185,23 +193,60 @@ def save(model: PreTrainedModel, processor: Any, folder: Path, sees: bool) -> No
         tokenizer.save_pretrained(folder)
 
 
-def _batches(entry: Entry, encoder: Encoder, pool: int, course: Course) -> Iterator[Batch]:
-    """Fresh scenes for a target; for a drafter, what its target says."""
+def _batches(entry: Entry, encoder: Encoder, pool: int, course: TrainingRun) -> Iterator[Batch]:
+    """Return batches of new scenes for a target, or of its target's answers for a drafter."""
     if entry.target is None:
-        return (encoder(samples) for samples in fresh(BATCH, course.seed))
-    looks = PLANS[entry.name].looks
-    said = said_by(teacher(entry.target), encoder, pool, course, looks)
-    return lessons(said, encoder, BATCH, course.seed, looks, blind=entry.sees == "nothing")
+        return (encoder(samples) for samples in iterate_samples(BATCH, course.seed))
+    renderer = PLANS[entry.name].renderer
+    answers = sample_target_responses(load_teacher(entry.target), encoder, pool, course, renderer)
+    return iterate_batches(
+        answers, encoder, BATCH, course.seed, renderer, blind=entry.sees == "nothing"
+    )
 
 
-def _begin_like(
-    plan: LanguagePlan, model: PreTrainedModel, encoder: Encoder, course: Course
+def _start_from(
+    plan: LanguagePlan, model: PreTrainedModel, encoder: Encoder, course: TrainingRun
 ) -> None:
-    """Begin with the language of a checkpoint of another family, and learn to see what it sees."""
+    """Start from the text layers of another family's checkpoint, and match its image features."""
     name = plan.start
     assert name is not None
-    other, other_family = teacher(name), FAMILIES[PLANS[name].family]
-    speak_like(model, encoder.tokenizer, other, other_family.build_processor().tokenizer)
+    other, other_family = load_teacher(name), FAMILIES[PLANS[name].family]
+    copy_text_layers(model, encoder.tokenizer, other, other_family.build_processor().tokenizer)
     if info(name).sees == "pixels":
-        seen_by = (other, other_family)
-        learn_to_see_like(model, encoder.family, seen_by, plan.seeing, course, plan.looks)
+        source = (other, other_family)
+        distil_vision(model, encoder.family, source, plan.vision_steps, course, plan.renderer)
+
+
+@torch.no_grad()
+def copy_text_layers(
+    model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
+    other: PreTrainedModel,
+    other_tokenizer: PreTrainedTokenizerFast,
+) -> None:
+    """Copy layers, norms and embeddings of common tokens from `other` to `model`.
+
+    Both text models have the same shape. Parameters that only `model` has (the biases of Qwen2) are
+    not changed.
+    """
+    source = dict(_text(other).named_parameters())
+    for name, weight in _text(model).named_parameters():
+        if name in source and source[name].shape == weight.shape:
+            weight.copy_(source[name])
+    known = other_tokenizer.get_vocab()
+    here, there = _vectors(model), _vectors(other)
+    for word, row in tokenizer.get_vocab().items():
+        if word in known:
+            here[row] = there[known[word]]
+
+
+def _text(model: PreTrainedModel) -> nn.Module:
+    """Return the layers and the last norm of a text model."""
+    decoder = model.get_decoder()
+    return nn.ModuleDict({"layers": decoder.layers, "norm": decoder.norm})
+
+
+def _vectors(model: PreTrainedModel) -> Tensor:  # -> (V, D)
+    weight = model.get_input_embeddings().weight
+    assert isinstance(weight, Tensor)
+    return weight

@@ -1,4 +1,4 @@
-"""The zoo's small picture: it draws what is asked, drafts exactly where asked, and saves calls."""
+"""The bundled low-resolution model: correct images, exact drafting, and fewer calls."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from torch.nn import functional
 
 import mmspec
 from mmspec import recipes, zoo
-from mmspec.codes.resampling import Trained
-from mmspec.drafters.rows.upsampled import Upsampled
+from mmspec.codes.resampling import TrainedResampler
+from mmspec.drafters.rows.upsampled import UpsampledDrafter
 from mmspec.models.code_resampler import FOLDER, load_resampler
 from mmspec.zoo import train
-from mmspec.zoo.boards import boards, pictures
-from mmspec.zoo.prompts import prompts, training_scenes
-from mmspec.zoo.reading import score_picture
+from mmspec.zoo.prompts import iterate_training_scenes, prompts
+from mmspec.zoo.scene_parser import score_picture
+from mmspec.zoo.scene_tensors import encode_boards, render_images
 from tools.zoo.image import models
-from tools.zoo.image.coding import latents
-from tools.zoo.image.evaluate import drawn_codes
-from tools.zoo.image.low_resolution_coding import KINDS, SMALL, kinds, parts_of
+from tools.zoo.image.coding import encode_latents
+from tools.zoo.image.evaluate import generate_codes
+from tools.zoo.image.low_resolution_coding import KINDS, SMALL, encode_kinds, kind_attributes
 
 NAME = "image-sketch"
 HOW: dict[str, Any] = {"guidance": models.GUIDANCE, "temperature": 1.0}
@@ -50,36 +50,38 @@ def bound(target: Any, sketch: Any, recipe: str = "mulo-sd", **options: Any) -> 
 
 
 def test_codes_stand_for_names_colours_and_sizes() -> None:
-    scenes = list(islice(training_scenes(3), 100))
-    codes = kinds(scenes)
-    assert torch.equal(parts_of(codes), boards(scenes))
+    scenes = list(islice(iterate_training_scenes(3), 100))
+    codes = encode_kinds(scenes)
+    assert torch.equal(kind_attributes(codes), encode_boards(scenes))
     every = torch.arange(1 + KINDS)
-    assert len(parts_of(every).unique(dim=0)) == 1 + KINDS
+    assert len(kind_attributes(every).unique(dim=0)) == 1 + KINDS
 
 
 @torch.no_grad()
 def kinds_seen(coder: Any, images: Tensor) -> Tensor:  # (B, 3, p, p) -> (B, 9) int64
-    """The code that the coder sees in each place."""
+    """The encoded code of each cell."""
     book = functional.normalize(coder.quantize.embedding.weight, dim=-1)
-    return torch.einsum("bdhw, kd -> bhwk", latents(coder, images), book).argmax(-1).flatten(1)
+    return (
+        torch.einsum("bdhw, kd -> bhwk", encode_latents(coder, images), book).argmax(-1).flatten(1)
+    )
 
 
 def test_the_picture_part_sees_things_whole(sketch: Any) -> None:
     scenes = [one.scene for one in prompts(60, seed=12)]
-    wanted = kinds(scenes)
+    wanted = encode_kinds(scenes)
     coder = sketch.model.vqmodel
     with torch.no_grad():
-        seen = latents(coder, pictures(scenes, SMALL.pixels)).flatten(2).transpose(1, 2)
+        seen = encode_latents(coder, render_images(scenes, SMALL.pixels)).flatten(2).transpose(1, 2)
         book = functional.normalize(coder.quantize.embedding.weight, dim=-1)
     found = (seen @ book.T).argmax(-1)
     assert float((found == wanted)[wanted > 0].float().mean()) > LEAST_SEEN
     assert float((found == wanted)[wanted == 0].float().mean()) > 0.98
 
 
-def test_small_pictures_show_what_prompts_say(sketch: Any) -> None:
+def test_small_images_match_their_prompts(sketch: Any) -> None:
     asked = prompts(24, seed=13)
-    drawn = drawn_codes(sketch, models.processor(SMALL), [one.text for one in asked])
-    wanted = kinds([one.scene for one in asked])
+    drawn = generate_codes(sketch, models.processor(SMALL), [one.text for one in asked])
+    wanted = encode_kinds([one.scene for one in asked])
     assert float((drawn == wanted)[wanted > 0].float().mean()) > LEAST_DRAWN
     assert float((drawn == wanted)[wanted == 0].float().mean()) > 0.9
 
@@ -87,21 +89,21 @@ def test_small_pictures_show_what_prompts_say(sketch: Any) -> None:
 def test_the_resampler_lies_beside_it_and_is_found(target: Any, sketch: Any) -> None:
     fast = bound(target, sketch)
     drafter = fast.session.bound.drafter
-    assert isinstance(drafter, Upsampled)
-    assert isinstance(drafter.sampler, Trained)
+    assert isinstance(drafter, UpsampledDrafter)
+    assert isinstance(drafter.sampler, TrainedResampler)
     assert drafter.ratio == 3
     assert not fast.recipe.exact
     given = bound(target, sketch, upsampler=str(zoo.path(NAME) / FOLDER))
-    assert isinstance(given.session.bound.drafter.sampler, Trained)
+    assert isinstance(given.session.bound.drafter.sampler, TrainedResampler)
     other = load_resampler(zoo.path(NAME) / FOLDER)
     other.fine_mark.neg_()
     with pytest.raises(ValueError, match="another codebook of the target"):
         bound(target, sketch, upsampler=other)
 
 
-@pytest.mark.promise
-def test_exact_drafting_draws_plains_very_picture_in_few_calls(target: Any, sketch: Any) -> None:
-    """Coupled, with plain's seed: every code; and a sketch of other things is as exact."""
+@pytest.mark.exhaustive
+def test_exact_drafting_gives_the_plain_image_in_few_calls(target: Any, sketch: Any) -> None:
+    """Coupled with the same seed: every code is equal, even for drafts of other prompts."""
     plain, fast = bound(target, sketch, "plain"), bound(target, sketch, verifier="coupled")
     assert fast.recipe.exact
     calls = []
@@ -114,7 +116,7 @@ def test_exact_drafting_draws_plains_very_picture_in_few_calls(target: Any, sket
     assert models.SIDE**2 / fmean(calls) > LEAST_EXACT
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_greedy_drafting_is_greedy_decoding(target: Any, sketch: Any) -> None:
     prompts = [one.text for one in ASKED[:3]]
     how = {"guidance": models.GUIDANCE, "prompt": prompts, "do_sample": False}
@@ -126,9 +128,9 @@ def test_greedy_drafting_is_greedy_decoding(target: Any, sketch: Any) -> None:
         assert made.stats.target_calls < models.SIDE**2 / 1.5
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_rejection_carries_the_distributions_of_the_sketch(target: Any, sketch: Any) -> None:
-    """Other pictures than plain's, of the same distribution, in fewer calls than codes."""
+    """Other images than plain decoding, from the same distribution, in fewer calls than codes."""
     fast = bound(target, sketch, verifier="rejection")
     assert fast.recipe.exact
     made = fast.generate_images(**HOW, prompt=ASKED[0].text, seed=0)
@@ -136,7 +138,7 @@ def test_rejection_carries_the_distributions_of_the_sketch(target: Any, sketch: 
     assert made.stats.target_calls < models.SIDE**2 / 1.5
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_lossy_drafting_keeps_the_facts(target: Any, sketch: Any) -> None:
     fast, calls, right, asked = bound(target, sketch), [], 0, 0
     for number, one in enumerate(prompts(12, seed=14)):
@@ -148,8 +150,8 @@ def test_lossy_drafting_keeps_the_facts(target: Any, sketch: Any) -> None:
     assert models.SIDE**2 / fmean(calls) > LEAST_LOSSY
 
 
-@pytest.mark.promise
-def test_a_batch_is_drawn_as_its_rows_are(target: Any, sketch: Any) -> None:
+@pytest.mark.exhaustive
+def test_rows_do_not_depend_on_their_batch(target: Any, sketch: Any) -> None:
     fast = bound(target, sketch, verifier="coupled")
     texts = [one.text for one in ASKED[:3]]
     both = fast.generate_images(**HOW, prompt=texts, seed=3).sequences
@@ -161,8 +163,8 @@ def test_a_batch_is_drawn_as_its_rows_are(target: Any, sketch: Any) -> None:
 def test_it_is_saved_with_its_resampler(target: Any, sketch: Any, tmp_path: Path) -> None:
     bound(target, sketch, tau=0.3).save_pretrained(tmp_path)
     again = mmspec.load(tmp_path, model=target)
-    assert isinstance(again.session.bound.drafter, Upsampled)
-    assert isinstance(again.session.bound.drafter.sampler, Trained)
+    assert isinstance(again.session.bound.drafter, UpsampledDrafter)
+    assert isinstance(again.session.bound.drafter.sampler, TrainedResampler)
 
 
 def test_the_command_line_chooses_it() -> None:

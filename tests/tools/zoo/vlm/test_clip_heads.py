@@ -1,4 +1,4 @@
-"""The head of the clips' target: it says what its target says, and learns what its target read."""
+"""The head of the clip model: exact output, and training on recorded features."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ import torch
 
 import mmspec
 from mmspec import recipes, zoo
-from mmspec.modalities.common.families import reader as reader_of
+from mmspec.modalities.common.families import make_reader
 from mmspec.targets.readers.hooks import LayerStatesHook
 from mmspec.training.feature_cache import FeatureCache
-from mmspec.training.fitting import Course
-from mmspec.training.heads import Lesson, read_lesson
-from mmspec.zoo.happenings import clip_examples
-from mmspec.zoo.moving import moving_scenes
+from mmspec.training.fitting import TrainingRun
+from mmspec.training.heads import TrainingExample, read_example
+from mmspec.zoo.clip_questions import clip_examples
+from mmspec.zoo.motion import sample_moving_scenes
 from tools.zoo.vlm import clip_heads, clips
 from tools.zoo.vlm.architecture import LanguageShape, clip_qwen
-from tools.zoo.vlm.clip_heads import PLAN, held_out, lessons
+from tools.zoo.vlm.clip_heads import PLAN, iterate_batches, iterate_requests
 from tools.zoo.vlm.heads import acceptance
 from tools.zoo.vlm.processors import clip_processor
 
@@ -37,21 +37,21 @@ def processor() -> Any:
 def read(processor: Any, monkeypatch: pytest.MonkeyPatch) -> tuple[Any, Any, Any]:
     """A small model, its answers to two questions, and what it read giving them."""
     torch.manual_seed(0)
-    reader = reader_of(clip_qwen(SMALL, processor.tokenizer).eval())
-    shown = moving_scenes(2)
+    reader = make_reader(clip_qwen(SMALL, processor.tokenizer).eval())
+    shown = sample_moving_scenes(2)
     monkeypatch.setattr(clips, "MAX_NEW_TOKENS", 6)
     with LayerStatesHook(reader, (0, len(reader.layers))) as noted:
-        made = clips.told_of(reader.model, processor, shown, [(0, 3), (1, 5)])
+        made = clips.generate_for_questions(reader.model, processor, shown, [(0, 3), (1, 5)])
     return reader, made, noted
 
 
 def test_states_of_answers_are_those_of_a_second_reading(read: Any) -> None:
     """A row ends early: what stands behind its end teaches nothing."""
     reader, made, noted = read
-    own = clip_heads.as_read(noted, made, int(made.new[1, 3]))
+    own = clip_heads.make_training_example(noted, made, int(made.new[1, 3]))
     assert own.real[1].sum() <= 3
     tokens = made.new[:, :-1].masked_fill(~own.real, -1)
-    wanted = read_lesson(reader, Lesson(made.inputs, tokens), "hidden")
+    wanted = read_example(reader, TrainingExample(made.inputs, tokens), "hidden")
     assert torch.equal(own.real, wanted.real)
     assert list(own.prompt.padding) == list(wanted.prompt.padding)
     near: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
@@ -65,11 +65,11 @@ def test_states_of_answers_are_those_of_a_second_reading(read: Any) -> None:
 def test_lessons_are_rows_of_the_cache(read: Any, processor: Any, tmp_path: Path) -> None:
     """As a head is told of them, they are what the target reads of prompt and answer."""
     reader, _, _ = read
-    shown, cache = moving_scenes(1), FeatureCache(tmp_path, {}, None)
-    said = clip_heads.heard(reader, processor, shown, cache, Course())
+    shown, cache = sample_moving_scenes(1), FeatureCache(tmp_path, {}, None)
+    said = clip_heads.collect_responses(reader, processor, shown, cache, TrainingRun())
     assert len(said) == clip_heads.QUESTIONS
-    lesson = next(lessons(said, cache, len(said), 0))
-    told = read_lesson(reader, lesson, "hidden")
+    lesson = next(iterate_batches(said, cache, len(said), 0))
+    told = read_example(reader, lesson, "hidden")
     ids = torch.cat((lesson.inputs["input_ids"], lesson.tokens.clamp_min(0)), 1)
     assert told.prompt.tokens is not None
     assert torch.equal(told.prompt.tokens, ids)
@@ -78,7 +78,7 @@ def test_lessons_are_rows_of_the_cache(read: Any, processor: Any, tmp_path: Path
     torch.testing.assert_close(told.prompt.embeds[words], reader.embed(ids)[words])
 
 
-def test_it_is_small_and_taught_by_its_recipe() -> None:
+def test_it_is_small_and_trained_by_its_recipe() -> None:
     assert (zoo.path(NAME) / "model.safetensors").stat().st_size <= 600_000
     assert recipes.get(PLAN.recipe).training.begin is PLAN.training.begin  # type: ignore[union-attr]
     assert zoo.load(NAME).config.visual_slots == "hidden"
@@ -86,16 +86,18 @@ def test_it_is_small_and_taught_by_its_recipe() -> None:
     assert zoo.drafter_for("zoo:video", recipes.get("coupled")) == "zoo:video-drafter"
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("rows", [1, 3])
-def test_it_says_what_its_target_says_and_is_mostly_right(processor: Any, rows: int) -> None:
+def test_output_is_that_of_the_target_and_drafts_are_mostly_accepted(
+    processor: Any, rows: int
+) -> None:
     target = zoo.load("video")
     fast = mmspec.accelerate(target, "sparrow", drafter=zoo.load(NAME), length=8)
     accepted = rounds = 0
     asked = clip_examples(6, seed=3)
     for some in (asked[at : at + rows] for at in range(0, len(asked), rows)):
         shown = [one.frames for one in some]
-        inputs = clips.requests(processor, shown, [one.prompt for one in some])
+        inputs = clips.make_requests(processor, shown, [one.prompt for one in some])
         how: dict[str, Any] = {"max_new_tokens": clips.MAX_NEW_TOKENS, "do_sample": False}
         out = fast.generate(**inputs, **how)
         assert torch.equal(out.sequences, target.generate(**inputs, **how))
@@ -110,7 +112,7 @@ def test_the_card_tells_the_truth(processor: Any) -> None:
     """Fewer prompts than the card's, so within half a token."""
     card = (zoo.path(NAME) / "README.md").read_text()
     said = float(card.partition("| deep acceptance length | ")[2].split()[0])
-    given = (zoo.load("video"), PLAN.recipe, zoo.load(NAME), list(held_out(processor, 32)))
+    given = (zoo.load("video"), PLAN.recipe, zoo.load(NAME), list(iterate_requests(processor, 32)))
     assert abs(acceptance(*given, PLAN.drafted, clips.MAX_NEW_TOKENS) - said) < 0.5
 
 

@@ -1,4 +1,4 @@
-"""How models of clips learn: packed questions are questions, and growth changes no answer."""
+"""Training of clip models: packed questions are independent, block expansion is exact."""
 
 from __future__ import annotations
 
@@ -9,41 +9,41 @@ import torch
 
 from mmspec import zoo
 from mmspec.modalities.vlm import clips as films
-from mmspec.modalities.vlm.formatting import chat
-from mmspec.training.fitting import Course, Fall
+from mmspec.modalities.vlm.formatting import format_chat
+from mmspec.training.fitting import CosineDecay, TrainingRun
 from mmspec.zoo import train
-from mmspec.zoo.moving import BUNDLED_CLIP, FRAMES, MovingScene, moving_scenes
+from mmspec.zoo.motion import BUNDLED_CLIP, FRAMES, MovingScene, sample_moving_scenes
 from mmspec.zoo.scene import COLOURS, SHAPES
-from tools.zoo.mimetic_init import begin_with_likeness
+from tools.zoo.initialization import mimetic_init
 from tools.zoo.vlm import clips
 from tools.zoo.vlm.architecture import LanguageShape, clip_qwen
 from tools.zoo.vlm.batches import IGNORED
-from tools.zoo.vlm.clip_lessons import (
+from tools.zoo.vlm.clip_batches import (
     GRIDS,
     SIDE,
     SLOTS,
     STORY_CLASSES,
-    ClipTeacher,
-    Telling,
+    ClipBatcher,
+    TrainingStage,
     clip_features,
     clip_inputs,
     clip_states,
-    frames_of,
-    sights,
+    render_frames,
+    slot_labels,
 )
 from tools.zoo.vlm.processors import clip_processor
-from tools.zoo.vlm.slot_words import SlotWords
+from tools.zoo.vlm.slot_embeddings import SlotEmbeddings
 
 SMALL = LanguageShape(2, 96, 96, 3, vision_layers=1, vision_width=64)
 
 
-def lessons_of(batch: int, moments: int = GRIDS) -> Telling:
-    return Telling(Fall(1, 1e-3), batch, moments)
+def lessons_of(batch: int, moments: int = GRIDS) -> TrainingStage:
+    return TrainingStage(CosineDecay(1, 1e-3), batch, moments)
 
 
 @pytest.fixture(scope="module")
 def scenes() -> list[MovingScene]:
-    return [scene for scene, _ in moving_scenes(2)]
+    return [scene for scene, _ in sample_moving_scenes(2)]
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +58,7 @@ def model(processor: Any) -> Any:
 
 
 def test_frames_are_read_as_the_processor_reads_them(scenes: Any, processor: Any) -> None:
-    frames = frames_of(scenes[0])
+    frames = render_frames(scenes[0])
     shown = torch.from_numpy(frames).permute(0, 3, 1, 2)
     asked = processor.video_processor([shown], do_sample_frames=False, return_tensors="pt")
     own = clip_inputs(frames[None])
@@ -69,12 +69,12 @@ def test_frames_are_read_as_the_processor_reads_them(scenes: Any, processor: Any
 @torch.no_grad()
 def test_moments_that_are_alike_are_looked_at_once(scenes: Any, model: Any) -> None:
     """A tower that takes one moment at a time makes of a clip what it makes of its moments."""
-    whole = torch.cat([clip_features(model, frames_of(scene)[None]) for scene in scenes])
+    whole = torch.cat([clip_features(model, render_frames(scene)[None]) for scene in scenes])
     taken: list[int] = []
     counted = model.model.visual.register_forward_pre_hook(
         lambda _, __, given: taken.append(len(given["grid_thw"])), with_kwargs=True
     )
-    found = clips.looked_at(model, [(scene, 0) for scene in scenes], Course())
+    found = clips.compute_features(model, [(scene, 0) for scene in scenes], TrainingRun())
     counted.remove()
     torch.testing.assert_close(found, whole.half(), rtol=2e-3, atol=2e-3)
     assert len(taken) == len(scenes)
@@ -83,18 +83,22 @@ def test_moments_that_are_alike_are_looked_at_once(scenes: Any, model: Any) -> N
 
 @torch.no_grad()
 def test_packed_questions_are_read_as_each_alone(scenes: Any, processor: Any, model: Any) -> None:
-    features = torch.cat([clip_features(model, frames_of(one)[None]) for one in scenes])
-    item = next(ClipTeacher(model, processor, 3).seen(scenes, features, lessons_of(2), 0))
+    features = torch.cat([clip_features(model, render_frames(one)[None]) for one in scenes])
+    item = next(
+        ClipBatcher(model, processor, 3).iterate_rendered(scenes, features, lessons_of(2), 0)
+    )
     states, at = clip_states(model, item), 0
     for row, known in enumerate(item.features):
         clip = next(i for i in range(2) if torch.equal(features[i], known))
-        film = films.read(torch.from_numpy(frames_of(scenes[clip])).permute(0, 3, 1, 2), FRAMES)
+        film = films.read(torch.from_numpy(render_frames(scenes[clip])).permute(0, 3, 1, 2), FRAMES)
         for group in (1, 2, 3):
             ids = item.ids[row][item.groups[row] == group]
             learnt = item.labels[row][item.groups[row] == group] != IGNORED
             asked = processor.decode(ids[: int(learnt.nonzero()[0])]).split("<|im_end|>")[0]
-            text = chat(processor, asked.strip(), ["video"])
-            inputs = dict(processor(text=[text], **films.shown([film]), return_tensors="pt"))
+            text = format_chat(processor, asked.strip(), ["video"])
+            inputs = dict(
+                processor(text=[text], **films.processor_arguments([film]), return_tensors="pt")
+            )
             told = ids[int(learnt.nonzero()[0]) + 1 :]
             inputs["input_ids"] = torch.cat((inputs["input_ids"], told[None]), 1)
             inputs["mm_token_type_ids"] = torch.nn.functional.pad(
@@ -111,7 +115,7 @@ def test_packed_questions_are_read_as_each_alone(scenes: Any, processor: Any, mo
 
 def test_what_is_to_be_seen_is_where_it_is() -> None:
     orange, purple = (1 + COLOURS.index(name) for name in ("orange", "purple"))
-    story = sights(BUNDLED_CLIP).unflatten(0, (GRIDS, SIDE, SIDE))
+    story = slot_labels(BUNDLED_CLIP).unflatten(0, (GRIDS, SIDE, SIDE))
     star = story[..., 1] == orange
     corner, middle = slice(0, 2), slice(2, 4)
     for grid, columns in ((0, slice(0, 2)), (GRIDS - 1, slice(4, 6))):
@@ -132,10 +136,10 @@ def test_what_is_to_be_seen_is_where_it_is() -> None:
     assert not story[0, 2:4, 4:].any()
 
 
-def test_heads_of_slots_are_told_what_they_should_say(scenes: Any) -> None:
+def test_slot_heads_are_trained_on_slot_labels(scenes: Any) -> None:
     torch.manual_seed(0)
     heads = clips.SlotHeads(8, STORY_CLASSES)
-    story = torch.stack([sights(scene) for scene in scenes])
+    story = torch.stack([slot_labels(scene) for scene in scenes])
     states = torch.randn(2, SLOTS, 8)
     first = heads.loss(states, story)
     with torch.no_grad():  # what says "nothing" is right where nothing is
@@ -150,12 +154,14 @@ def test_heads_of_slots_are_told_what_they_should_say(scenes: Any) -> None:
     assert first.isfinite()
 
 
-def test_lessons_of_some_moments_keep_what_is_asked_and_its_time(
+def test_batches_of_some_moments_keep_questions_and_position_ids(
     scenes: Any, processor: Any, model: Any
 ) -> None:
     """Slots have the features, the story and the positions that they have in the whole clip."""
-    teacher, features = ClipTeacher(model, processor, 2), torch.randn(2, SLOTS, 96)
-    whole, part = (next(teacher.seen(scenes, features, lessons_of(2, n), 0)) for n in (GRIDS, 7))
+    teacher, features = ClipBatcher(model, processor, 2), torch.randn(2, SLOTS, 96)
+    whole, part = (
+        next(teacher.iterate_rendered(scenes, features, lessons_of(2, n), 0)) for n in (GRIDS, 7)
+    )
     slot = model.config.video_token_id
     for row in range(2):
         found, wanted = (one.positions[:, row, one.ids[row] == slot].T for one in (part, whole))
@@ -178,7 +184,9 @@ def test_a_question_counts_by_the_root_of_its_length(
 ) -> None:
     torch.manual_seed(0)
     features = torch.randn(2, SLOTS, 96)
-    item = next(ClipTeacher(model, processor, 2).seen(scenes, features, lessons_of(2, 7), 0))
+    item = next(
+        ClipBatcher(model, processor, 2).iterate_rendered(scenes, features, lessons_of(2, 7), 0)
+    )
     logits = torch.randn(int((item.labels != IGNORED).sum()), 200)
     said, at, total = 0.0, 0, 0.0
     lengths = set()
@@ -192,17 +200,15 @@ def test_a_question_counts_by_the_root_of_its_length(
             at += len(labels)
             lengths.add(len(labels))
     assert len(lengths) > 1
-    assert abs(float(clips.words_loss(logits, item)) - said / total) < 1e-4
+    assert abs(float(clips.response_loss(logits, item)) - said / total) < 1e-4
 
 
 @torch.no_grad()
-def test_slots_show_in_words_what_can_be_told_apart_again(
-    scenes: Any, processor: Any, model: Any
-) -> None:
+def test_slot_embeddings_distinguish_their_labels(scenes: Any, processor: Any, model: Any) -> None:
     torch.manual_seed(0)
-    words = SlotWords.of(model, processor.tokenizer)
-    story = torch.stack([sights(scene) for scene in scenes])
-    shown = words.shown(story)
+    words = SlotEmbeddings.from_model(model, processor.tokenizer)
+    story = torch.stack([slot_labels(scene) for scene in scenes])
+    shown = words.embed(story)
     for column, table in enumerate(words.tables):
         rest = shown - table[story[..., column]]
         away = (rest[..., None, :] + table - shown[..., None, :]).square().sum(-1)
@@ -210,7 +216,7 @@ def test_slots_show_in_words_what_can_be_told_apart_again(
     right = words.loss(shown, story)
     assert right < words.loss(0.5 * shown, story) < words.loss(-shown, story)
     others = story.roll(1, 1)
-    assert right < words.loss(words.shown(others), story)
+    assert right < words.loss(words.embed(others), story)
     red = model.get_input_embeddings().weight[processor.tokenizer.vocab["red"]]
     assert torch.equal(words.tables[1][1 + COLOURS.index("red")], red)
 
@@ -219,7 +225,7 @@ def test_slots_show_in_words_what_can_be_told_apart_again(
 def test_attention_that_begins_with_likeness_finds_and_copies(processor: Any) -> None:
     torch.manual_seed(0)
     layers = clip_qwen(SMALL, processor.tokenizer).model.language_model.layers
-    begin_with_likeness(layers)
+    mimetic_init(layers)
     given = torch.randn(8, 96)
     attention = layers[0].self_attn
     distribution = (attention.q_proj(given) @ attention.k_proj(given).T).softmax(-1)
@@ -232,9 +238,11 @@ def test_attention_that_begins_with_likeness_finds_and_copies(processor: Any) ->
 def test_a_deeper_model_begins_with_the_answers_of_the_shallow_one(
     scenes: Any, processor: Any, model: Any
 ) -> None:
-    deep = clips.deepened(model, processor, LanguageShape(**{**vars(SMALL), "layers": 6}))
-    features = clip_features(model, frames_of(scenes[0])[None])
-    item = next(ClipTeacher(model, processor, 1).seen(scenes[:1], features, lessons_of(1), 0))
+    deep = clips.deepen(model, processor, LanguageShape(**{**vars(SMALL), "layers": 6}))
+    features = clip_features(model, render_frames(scenes[0])[None])
+    item = next(
+        ClipBatcher(model, processor, 1).iterate_rendered(scenes[:1], features, lessons_of(1), 0)
+    )
     torch.testing.assert_close(clip_states(deep.eval(), item), clip_states(model, item))
     assert len(deep.model.language_model.layers) == 6
 
@@ -248,7 +256,7 @@ def test_training_writes_a_checkpoint_that_loads(name: Any, tmp_path: Any) -> No
     assert f"zoo train {name}" in (tmp_path / "README.md").read_text()
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_the_shipped_pair_is_as_good_as_its_cards_say() -> None:
     for name, margin in (("video", 0.1), ("video-drafter", 0.5)):
         entry, folder = zoo.info(name), zoo.path(name)

@@ -1,4 +1,4 @@
-"""A person's own flat drawing: the models that see name what is on it.
+"""Flat drawings: multimodal models name what is on them.
 
 The drawings are made here by plain calls of PIL, and share nothing with what the models learned
 from: not its colours, proportions, sizes or places.
@@ -16,9 +16,9 @@ import torch
 from numpy.random import Generator
 from PIL import Image, ImageColor, ImageDraw
 
-from mmspec.zoo.facts import mentions
+from mmspec.zoo.catalogue import load, processor
+from mmspec.zoo.facts import find_mentions
 from mmspec.zoo.language import format_prompt
-from mmspec.zoo.loading import load, processor
 
 DRAWINGS = 200
 INKS = {  # names of PIL that a person calls by this word
@@ -152,7 +152,7 @@ PENS = {
 }
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", ["llava", "qwen2.5-vl"])
 def test_shape_colour_and_rough_place_of_a_drawing_are_named(name: str) -> None:
     generator = np.random.default_rng(7)
@@ -187,7 +187,7 @@ def shares(drawings: list[Drawing], said: list[str]) -> dict[str, float]:
     """Of things, whose shape, colour, place is told; of drawings, on which all is right."""
     right, things, whole = {"shape": 0, "colour": 0, "place": 0}, 0, 0
     for one, text in zip(drawings, said, strict=True):
-        told = [(m.name, m.colour or "", m.place or "") for m in mentions(text)]
+        told = [(m.name, m.colour or "", m.place or "") for m in find_mentions(text)]
         whole += sorted(told) == sorted(one.facts)
         things += len(one.facts)
         for fact in one.facts:

@@ -1,4 +1,4 @@
-"""The zoo's heads: they say what their target says, accept as many tokens as their cards promise,
+"""Bundled heads: exact output, the acceptance lengths of their cards,
 and are made by the trainings of recipes.
 """
 
@@ -13,12 +13,12 @@ import torch
 
 import mmspec
 from mmspec import recipes, zoo
-from mmspec.zoo.boards import pixels
 from mmspec.zoo.language import scenes, write
-from tests.covering import promised
+from mmspec.zoo.scene_tensors import render_pixels
+from tests.covering import exhaustive
 from tools.zoo.vlm.batches import Encoder, Sample
 from tools.zoo.vlm.families import FAMILIES
-from tools.zoo.vlm.heads import PLANS, acceptance, held_out, inputs_of, lessons
+from tools.zoo.vlm.heads import PLANS, acceptance, iterate_examples, iterate_requests, make_inputs
 
 LONGEST = 96
 FLOORS = {  # tokens a round of five drafted ones, on held-out scenes; cards say a little more
@@ -46,19 +46,19 @@ def encoder(name: str) -> Encoder:
     return _encoder(str(zoo.info(name).target))
 
 
-def asked(name: str, rows: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def make_request(name: str, rows: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     """A ragged batch of held-out captions, and what the target says by itself."""
     first = next(one for one in PLANS if zoo.info(one).target == zoo.info(name).target)
-    return _asked(first, rows)  # heads of one target are asked the same
+    return _make_request(first, rows)  # heads of one target are asked the same
 
 
 @cache
-def _asked(name: str, rows: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+def _make_request(name: str, rows: int) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
     shown = []
     for scene, number in scenes(rows, "held-out", seed=1):
         prompt, answer, _ = write(scene, number, "caption")
-        shown.append(Sample(pixels(scene), prompt, answer))
-    inputs = inputs_of(shown, encoder(name))
+        shown.append(Sample(render_pixels(scene), prompt, answer))
+    inputs = make_inputs(shown, encoder(name))
     wanted = target(name).generate(**inputs, max_new_tokens=LONGEST, do_sample=False)
     return inputs, wanted
 
@@ -67,11 +67,11 @@ def accelerated(name: str, recipe: str, **parts: Any) -> mmspec.Accelerated:
     return mmspec.accelerate(target(name), recipe, drafter=zoo.load(name), **parts)
 
 
-@pytest.mark.promise
-@pytest.mark.parametrize("name", promised(PLANS, ("llava-eagle3", "qwen2.5-vl-eagle3")))
-def test_a_head_says_what_its_target_says_and_is_mostly_right(name: str) -> None:
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("name", exhaustive(PLANS, ("llava-eagle3", "qwen2.5-vl-eagle3")))
+def test_output_is_that_of_the_target_and_drafts_are_mostly_accepted(name: str) -> None:
     """Ragged, by chains of five; what was accepted is counted over the same run."""
-    inputs, wanted = asked(name, 2)
+    inputs, wanted = make_request(name, 2)
     out = accelerated(name, PLANS[name].recipe, length=5).generate(
         **inputs, max_new_tokens=LONGEST, do_sample=False
     )
@@ -80,7 +80,7 @@ def test_a_head_says_what_its_target_says_and_is_mostly_right(name: str) -> None
     assert out.stats.mean_acceptance_length >= FLOORS[name]
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize(
     "parts", [{}, {"tree": "auto"}, {"tree": [3, 2, 1]}, {"length": 4}], ids=str
 )
@@ -90,7 +90,7 @@ def test_shipped_heads_are_exact_by_chains_and_trees(
     name: str, rows: int, parts: dict[str, Any]
 ) -> None:
     """Greedily what the target says; sampled what plain decoding draws from the same seed."""
-    inputs, wanted = asked(name, rows)
+    inputs, wanted = make_request(name, rows)
     fast = accelerated(name, PLANS[name].recipe, **parts)
     for _ in range(2):  # what was learned of sizes outlives a request
         out = fast.generate(**inputs, max_new_tokens=LONGEST, do_sample=False)
@@ -106,12 +106,12 @@ def test_cards_tell_the_truth(name: str) -> None:
     """Fewer prompts than the card's, so within a third of a token."""
     card = (zoo.path(name) / "README.md").read_text()
     said = float(card.partition("| acceptance length | ")[2].split()[0])
-    prompts = list(held_out(encoder(name), 64))
+    prompts = list(iterate_requests(encoder(name), 64))
     found = acceptance(target(name), PLANS[name].recipe, zoo.load(name), prompts, 5)
     assert abs(found - said) < 0.33
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 def test_a_short_trial_writes_a_head_that_loads(tmp_path: Path) -> None:
     stages: list[str] = []
     report = zoo.train(
@@ -121,7 +121,7 @@ def test_a_short_trial_writes_a_head_that_loads(tmp_path: Path) -> None:
     assert report["bytes"] == zoo.path("llava-medusa").joinpath("model.safetensors").stat().st_size
     assert "mmspec zoo train llava-medusa" in (tmp_path / "README.md").read_text()
     fast = mmspec.accelerate(target("llava-medusa"), "medusa", drafter=tmp_path)
-    inputs, wanted = asked("llava-medusa", 1)
+    inputs, wanted = make_request("llava-medusa", 1)
     out = fast.generate(**inputs, max_new_tokens=LONGEST, do_sample=False)
     assert torch.equal(out.sequences, wanted)
 
@@ -133,7 +133,7 @@ def test_every_head_has_a_plan() -> None:
 
 def test_a_model_of_the_zoo_brings_its_head() -> None:
     fast = mmspec.accelerate("zoo:llava", "eagle-3", length=5)
-    inputs, wanted = asked("llava-eagle3", 2)
+    inputs, wanted = make_request("llava-eagle3", 2)
     assert torch.equal(
         fast.generate(**inputs, max_new_tokens=LONGEST, do_sample=False).sequences, wanted
     )
@@ -146,7 +146,7 @@ def test_a_model_of_the_zoo_brings_its_head() -> None:
 
 
 @each
-def test_heads_are_small_and_taught_by_their_recipe(name: str) -> None:
+def test_heads_are_small_and_trained_by_their_recipe(name: str) -> None:
     plan = PLANS[name]
     assert (zoo.path(name) / "model.safetensors").stat().st_size <= 600_000
     assert recipes.get(plan.recipe).training.begin is plan.training.begin  # type: ignore[union-attr]
@@ -156,10 +156,10 @@ def test_lessons_are_answers_behind_their_prompts() -> None:
     """Tokens behind the end are marked, and rows are what the target would be asked."""
     made = encoder("llava-eagle3")
     said = [
-        Sample(pixels(scene), *write(scene, number, "question")[:2])
+        Sample(render_pixels(scene), *write(scene, number, "question")[:2])
         for scene, number in scenes(4, "train")
     ]
-    lesson = next(lessons(said, made, 4, 0))
+    lesson = next(iterate_examples(said, made, 4, 0))
     rows = [[one for one in row if one >= 0] for row in lesson.tokens.tolist()]
     assert all(row[-1] == made.tokenizer.eos_token_id for row in rows)
     words = made.tokenizer.batch_decode(rows, skip_special_tokens=True)

@@ -1,4 +1,4 @@
-"""The zoo's trained pairs: every exact recipe says what the target says by itself."""
+"""Bundled pairs: every exact recipe generates the tokens of the target."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 import mmspec
 from mmspec import recipes, zoo
 from mmspec.zoo import language
-from tests.covering import promised
+from tests.covering import exhaustive
 
 TARGETS = ("llava", "qwen2.5-vl")
 
@@ -93,18 +93,18 @@ def check(name: str, recipe: str, count: int, batch: int) -> None:
     ("name", "batch"),
     [
         ("llava", 4),
-        pytest.param("qwen2.5-vl", 1, marks=pytest.mark.promise),
-        pytest.param("llava", 1, marks=pytest.mark.promise),
-        pytest.param("qwen2.5-vl", 4, marks=pytest.mark.promise),
+        pytest.param("qwen2.5-vl", 1, marks=pytest.mark.exhaustive),
+        pytest.param("llava", 1, marks=pytest.mark.exhaustive),
+        pytest.param("qwen2.5-vl", 4, marks=pytest.mark.exhaustive),
     ],
 )
 @pytest.mark.parametrize(
     "recipe",
-    promised(
+    exhaustive(
         ("coupled", "dynamic-tree", "spd-mllm", "token-recycling"), ("dynamic-tree", "spd-mllm")
     ),
 )
-def test_the_zoo_says_the_same(name: str, recipe: str, batch: int) -> None:
+def test_bundled_pairs_generate_the_same_tokens(name: str, recipe: str, batch: int) -> None:
     check(name, recipe, max(batch, 2), batch)
 
 
@@ -115,7 +115,7 @@ def test_two_hundred_prompts_by_every_exact_recipe(name: str, recipe: str, batch
     check(name, recipe, 200, batch)
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", TARGETS)
 def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
     model = loaded(name)
@@ -141,7 +141,7 @@ def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
     assert 2.5 <= length["sighted"] <= 5.5
 
 
-@pytest.mark.promise
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("seed", [0, 1])
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "prompt-lookup"])

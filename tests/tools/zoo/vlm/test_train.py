@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from mmspec.zoo import train
-from mmspec.zoo.loading import load_folder
+from mmspec.zoo.catalogue import load_folder
 from tools.zoo.vlm.evaluate import acceptance_length
 from tools.zoo.vlm.train import PLANS
 
@@ -12,7 +12,7 @@ from tools.zoo.vlm.train import PLANS
 @pytest.mark.parametrize(
     "name",
     [
-        pytest.param("llava-drafter", marks=pytest.mark.promise),
+        pytest.param("llava-drafter", marks=pytest.mark.exhaustive),
         pytest.param("llava-text-drafter", marks=pytest.mark.slow),
         pytest.param("qwen2.5-vl", marks=pytest.mark.slow),
         pytest.param("llava", marks=pytest.mark.slow),
@@ -24,7 +24,7 @@ def test_training_writes_a_checkpoint_that_loads(name: Any, tmp_path: Any) -> No
     sees = not name.endswith("text-drafter")
     model = load_folder(tmp_path, sees)
     assert report["parameters"] == sum(p.numel() for p in model.parameters())
-    assert stages[-1] == ("see anywhere" if PLANS[name].anywhere else "talk")
+    assert stages[-1] == ("see anywhere" if PLANS[name].invariance_stages else "talk")
     assert ("see" in stages) == sees
     assert f"zoo train {name}" in (tmp_path / "README.md").read_text()
 

@@ -13,8 +13,8 @@ from markov_modality.loading import chain
 from markov_modality.model import MarkovChain, is_chain
 from markov_modality.walking import AnotherChain, ChainTable
 from mmspec.draft import Drafter
-from mmspec.drafters.growth import Chain
 from mmspec.drafters.lengths.length import Fixed
+from mmspec.drafters.shapes import Chain
 from mmspec.recipe import DraftModelKind, Kit, Recipe
 from mmspec.verifiers.coupled import Coupled
 
@@ -23,7 +23,7 @@ from mmspec.verifiers.coupled import Coupled
 class DraftChainKind(DraftModelKind):
     """A Markov chain over the same states."""
 
-    words: str = "draft chain"
+    description: str = "draft chain"
 
     def accepts(self, model: Any) -> bool:
         return isinstance(model, MarkovChain)
@@ -51,7 +51,7 @@ def another_chain(kit: Kit) -> Drafter:
     assert kit.drafter is not None
     if not isinstance(kit.shape.length, Fixed):
         raise ValueError("a draft chain walks a fixed number of states; give length= a number")
-    return AnotherChain(kit.drafter.model, kit.drafter.temperature, kit.shape.length.most)
+    return AnotherChain(kit.drafter.model, kit.drafter.temperature, kit.shape.length.max_length)
 
 
 RECIPE = Recipe(

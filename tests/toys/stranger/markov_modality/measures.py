@@ -9,15 +9,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from markov_modality.formatting import MarkovAsker
+from markov_modality.formatting import MarkovFormatter
 from markov_modality.model import MarkovChain
 from markov_modality.settings import MarkovSettings
 from markov_modality.walking import ChainTable, distribution
-from mmspec.api import Accelerated, accelerate
+from mmspec.accelerated import Accelerated
+from mmspec.api import accelerate
 from mmspec.bench import checks
 from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.frequency import LENGTH, Subject, refuse_fallback
-from mmspec.bench.workload import grouped, repeated
+from mmspec.bench.workload import group_batches, repeat_prompts
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.modality import Quality, RunResult, RunResults, Selection, Workload
 from mmspec.recipe import Recipe
@@ -27,13 +28,15 @@ Request = Mapping[str, Any]
 
 
 def workload(
-    model: MarkovChain, formatter: MarkovAsker, settings: MarkovSettings, selection: Selection
+    model: MarkovChain, formatter: MarkovFormatter, settings: MarkovSettings, selection: Selection
 ) -> Workload:
     """Walks from every state in turn, or from where the user says."""
     batch = selection.batch
     texts = [str((selection.seed + index) % model.states) for index in range(selection.count)]
     groups = (
-        grouped(texts, batch) if selection.prompts is None else repeated(selection.prompts, batch)
+        group_batches(texts, batch)
+        if selection.prompts is None
+        else repeat_prompts(selection.prompts, batch)
     )
     timed = [formatter.request(group) for group in groups]
     return Workload(
@@ -66,7 +69,7 @@ class SpeculativeWalk:
 
     def run(self, request: Request, seed: int) -> RunResult:
         out = self.fast.generate(**request, seed=seed)
-        return answer(out.states, out.stats.target_calls, out.stats.exact, out.stats)
+        return build_result(out.states, out.stats.target_calls, out.stats.exact, out.stats)
 
     def run_first_token(self, request: Request, seed: int) -> None:
         return None
@@ -80,18 +83,18 @@ class ByHand:
 
     def run(self, request: Request, seed: int) -> RunResult:
         last = torch.tensor(request["start"])[:, None]
-        noise, walk = KeyedNoise.seeded(seed, len(last), last.device), [last]
+        noise, walk = KeyedNoise.from_seed(seed, len(last), last.device), [last]
         for day in range(1, request["days"] + 1):
-            keys = noise.shared(torch.full_like(last, day))
+            keys = noise.shared_keys(torch.full_like(last, day))
             last = distribution(self.model, last, request["temperature"]).sample(keys)
             walk.append(last)
-        return answer(torch.cat(walk, 1), request["days"])
+        return build_result(torch.cat(walk, 1), request["days"])
 
     def run_first_token(self, request: Request, seed: int) -> None:
         return None
 
 
-def answer(states: Tensor, calls: int, exact: bool = True, stats: Any = None) -> RunResult:
+def build_result(states: Tensor, calls: int, exact: bool = True, stats: Any = None) -> RunResult:
     """Walks (B, 1 + days) as races know them."""
     new = states[:, 1:]
     return RunResult(new.tolist(), new.numel(), calls, exact, states.tolist(), stats)

@@ -1,4 +1,4 @@
-"""A chain bound to a recipe: what `mmspec.accelerate` hands requests to."""
+"""A Markov chain bound to a recipe."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from markov_modality.model import MarkovChain
 from markov_modality.walking import ChainTable, WalkRequest
+from mmspec.accelerated import Accelerated
 from mmspec.decode import Parts
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.draft_models import draft_model
@@ -23,22 +24,32 @@ from mmspec.targets.stop import Stop
 
 
 @dataclass(frozen=True)
-class Walked:
-    """What `generate` returns."""
+class WalkOutput:
+    """The output of `generate`."""
 
     states: Tensor  # (B, 1 + days): where each row began, and where it went
     stats: Stats
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What `generate` takes."""
+class WalkOptions:
+    """Arguments of `generate`."""
 
     start: Sequence[int]  # a state per row
     days: int = setting(24, "States to walk on.", min=1)
     temperature: float = setting(1.0, "0 always takes the likeliest state.", min=0)
     seed: int | None = None
     row_ids: Sequence[int] | None = None
+
+
+class AcceleratedChain(Accelerated):
+    """What `mmspec.accelerate` returns for a chain."""
+
+    calls: ClassVar[tuple[str, ...]] = ("generate",)
+
+    def generate(self, **arguments: Any) -> WalkOutput:
+        """Walk on from the states `start`, for `days`, at a `temperature`."""
+        return self._run("generate", (), arguments)  # type: ignore[no-any-return]
 
 
 @dataclass(frozen=True)
@@ -48,8 +59,7 @@ class MarkovSession:
     model: MarkovChain
     recipe: Recipe
     small: Any = None  # the draft model, where the recipe takes one
-    calls: ClassVar[tuple[str, ...]] = ("generate",)
-    methods: ClassVar[tuple[str, ...]] = ()
+    interface: ClassVar[type[Accelerated]] = AcceleratedChain
     signature: ClassVar[None] = None
     sees: ClassVar[str] = "nothing"
 
@@ -59,16 +69,16 @@ class MarkovSession:
 
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
-    ) -> Walked:
+    ) -> WalkOutput:
         if args:
             raise ValueError("generate() takes its arguments by name; give start=")
-        asked = parse_settings(Asked, arguments)
-        rows, request = [[state] for state in asked.start], self._request(asked)
-        parts, recipe = self.bind(asked.days, asked.temperature)
-        for kept in loop(Call(parts, request, recipe)):
-            for row, new in zip(rows, kept.tokens, strict=True):
+        options = parse_settings(WalkOptions, arguments)
+        rows, request = [[state] for state in options.start], self._request(options)
+        parts, recipe = self.bind(options.days, options.temperature)
+        for round_ in loop(Call(parts, request, recipe)):
+            for row, new in zip(rows, round_.tokens, strict=True):
                 row.extend(new)
-        return Walked(torch.tensor(rows), loop.stats())
+        return WalkOutput(torch.tensor(rows), loop.stats())
 
     def bind(self, days: int, temperature: float) -> tuple[Parts, Recipe]:
         """What the loop runs, and the recipe as it was bound. Raises ValueError for misfits."""
@@ -84,13 +94,13 @@ class MarkovSession:
         if self.small is not None:
             self.small.save(folder, self.model, None)
 
-    def _request(self, asked: Asked) -> WalkRequest:
-        if not asked.start or not all(0 <= state < self.model.states for state in asked.start):
-            most = self.model.states - 1
-            raise ValueError(f"start={asked.start} are no states; give one per row, 0 to {most}")
-        seed = fresh_seed() if asked.seed is None else asked.seed
-        noise = KeyedNoise.seeded(seed, len(asked.start), torch.device("cpu"), asked.row_ids)
-        return WalkRequest(tuple(asked.start), noise)
+    def _request(self, options: WalkOptions) -> WalkRequest:
+        if not options.start or not all(0 <= state < self.model.states for state in options.start):
+            last = self.model.states - 1
+            raise ValueError(f"start={options.start} are no states; give one per row, 0 to {last}")
+        seed = fresh_seed() if options.seed is None else options.seed
+        noise = KeyedNoise.from_seed(seed, len(options.start), torch.device("cpu"), options.row_ids)
+        return WalkRequest(tuple(options.start), noise)
 
 
 def session(
@@ -100,5 +110,5 @@ def session(
     shape = shape_of(recipe.execution, None, parts.get("length"))
     small = draft_model(recipe, drafter, ChainTable(model))
     bound = MarkovSession(model, replace(recipe, execution=shape), small)
-    bound.bind(1, 1.0)  # what cannot be is refused now
+    bound.bind(1, 1.0)  # refuses parts that do not fit
     return bound

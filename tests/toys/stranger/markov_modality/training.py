@@ -10,17 +10,20 @@ import torch
 from markov_modality.model import MarkovChain
 from mmspec import zoo
 from mmspec.modality import Entry
-from mmspec.training.reporting import Report
+from mmspec.training.fitting import TrainingProgress
 
 WEATHER = ((0.7, 0.2, 0.1), (0.3, 0.4, 0.3), (0.2, 0.4, 0.4))
 DAYS = 200
-ABOUT = "State 0 is sun, 1 is clouds, 2 is rain; every row of the table is the distribution of the next day."
+ABOUT = (
+    "State 0 is sun, 1 is clouds, 2 is rain; every row of the table is the distribution of the "
+    "next day."
+)
 NOTES = "`off` is the mean total variation between the table's rows and those of the weather.\n"
 HELD_OUT = 0  # the distribution is known, nothing need be sampled
 
 
 def train(
-    entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
+    entry: Entry, folder: Path, steps: int | None, seed: int, progress: TrainingProgress
 ) -> dict[str, Any]:
     """Write the chain itself, or what its drafter counted in `steps` days."""
     if entry.target is None:

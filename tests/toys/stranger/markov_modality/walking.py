@@ -36,13 +36,13 @@ class Walk:
     def batch(self) -> int:
         return len(self.rows)
 
-    def generated(self, row: int) -> int:
+    def num_generated(self, row: int) -> int:
         return len(self.rows[row]) - 1
 
-    def emitted(self) -> list[list[int]]:
+    def generated_tokens(self) -> list[list[int]]:
         return [list(row[1:]) for row in self.rows]
 
-    def nothing(self) -> Draft:
+    def empty_draft(self) -> Draft:
         return Draft.empty(self.batch, self.noise.rows.device)
 
     def at_round(self, index: int) -> Walk:
@@ -81,10 +81,10 @@ class ChainTable:
         states = torch.cat((context.last(), draft.tokens), 1)
         return Scores(distribution(self.model, states, self.temperature), position)
 
-    def keep(self, context: Walk, draft: Draft, kept: Round) -> Walk:
-        rows = zip(context.rows, kept.tokens, strict=True)
+    def keep(self, context: Walk, draft: Draft, round_: Round) -> Walk:
+        rows = zip(context.rows, round_.tokens, strict=True)
         walked = tuple((*row, *new) for row, new in rows)
-        return replace(context, rows=walked, finished=kept.finished)
+        return replace(context, rows=walked, finished=round_.finished)
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,12 @@ class AnotherChain(Drafter):
     def propose(self, context: Walk, state: None) -> Draft:
         tokens, last, position = list[Tensor](), context.last(), context.position()
         for step in range(self.steps):
-            keys = context.noise.shared(position + step)
+            keys = context.noise.shared_keys(position + step)
             last = distribution(self.chain, last, self.temperature).sample(keys)
             tokens.append(last)
         return Draft.chain(torch.cat(tokens, 1), Kind.RACE)
 
     def observe(
-        self, context: Walk, state: None, draft: Draft, scores: Scores, kept: Round
+        self, context: Walk, state: None, draft: Draft, scores: Scores, round_: Round
     ) -> None:
         return None

@@ -1,1 +1,1 @@
-"""Recognisers of the zoo: a Whisper pair, and a speech LLM with a CTC head."""
+"""Trainers of the bundled recognisers: a Whisper pair, and a Granite Speech with a CTC head."""

@@ -1,4 +1,4 @@
-"""Count the words that a recogniser gets wrong, and the tokens that a drafter gets right."""
+"""Word error rates of recognisers, and acceptance lengths of draft models."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from mmspec.api import accelerate
 
 @dataclass(frozen=True)
 class WordErrors:
-    """Words substituted, left out and put in, of so many that were said."""
+    """Substitutions, deletions and insertions, and the number of reference words."""
 
     wrong: int
-    said: int
+    total: int
 
     @property
     def rate(self) -> float:
-        return self.wrong / self.said
+        return self.wrong / self.total
 
 
-def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
-    """Over all pairs together. What was said must have words."""
-    found = process_words(list(said), list(heard))
+def word_errors(references: Sequence[str], transcripts: Sequence[str]) -> WordErrors:
+    """Word errors over all pairs. References must have words."""
+    found = process_words(list(references), list(transcripts))
     wrong = found.substitutions + found.deletions + found.insertions
     return WordErrors(wrong, found.hits + found.substitutions + found.deletions)
 
@@ -33,7 +33,7 @@ def word_errors(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
 def acceptance(
     target: Any, recipe: str, drafter: Any, inputs: Sequence[dict[str, Any]], drafted: int
 ) -> float:
-    """Tokens per round of greedy chain speculation with so many drafted tokens."""
+    """Tokens per round of greedy chain speculation with `drafted` tokens."""
     fast = accelerate(target, recipe, drafter=drafter, length=drafted)
     made = [fast.generate(**one, do_sample=False).stats for one in inputs]
     accepted = sum(stats.num_accepted_draft_tokens for stats in made)

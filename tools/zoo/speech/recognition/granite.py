@@ -1,4 +1,4 @@
-"""The speech LLM of the zoo: a conformer with a CTC head, a projector, and a narrow Granite.
+"""The bundled Granite Speech: a conformer with a CTC head, a projector, and a narrow Granite.
 
 Labels of the CTC head are code points (0 is the blank), tokens of the language model letters.
 """
@@ -24,17 +24,17 @@ from transformers import (
 )
 from transformers.convert_slow_tokenizer import bytes_to_unicode
 
-from mmspec.modalities.speech.recognition.hearing import ASKED, chat
-from tools.zoo.expansion import expand
-from tools.zoo.speech.recognition.ctc import LABELS, letters
+from mmspec.modalities.speech.recognition.inputs import DEFAULT_PROMPT, format_prompt
+from tools.zoo.initialization import expand_blocks
+from tools.zoo.speech.recognition.losses import LABELS, decode_letters
 
 WIDTH, HEADS = 96, 4
 ENCODER_LAYERS, TEXT_LAYERS = 3, 12
-SHALLOW = 4  # layers of the text model that learn first
+SHALLOW = 4  # layers of the text model in the first stage
 MELS = 80
-BLOCK, QUERIES = 3, 1  # frames that the projector looks at together, embeddings it makes of them
-MOST = 80  # tokens of a transcript
-CONTEXT = 64  # frames that attend to one another
+BLOCK, QUERIES = 3, 1  # frames per projector window, embeddings per window
+MAX_NEW_TOKENS = 80
+CONTEXT = 64  # frames per attention block
 AUDIO, USER, ASSISTANT, EOS, PAD = "<|audio|>", "<|user|>", "<|assistant|>", "<|end|>", "<|pad|>"
 TEMPLATE = (
     "{% for message in messages %}"
@@ -49,7 +49,7 @@ TEMPLATE = (
 
 
 def build_processor() -> GraniteSpeechProcessor:
-    """Log-mel features of two frames at once, and bytes for tokens."""
+    """A feature extractor of stacked log-mel frames, and a byte tokenizer."""
     special = [PAD, EOS, USER, ASSISTANT, AUDIO]
     table = {word: i for i, word in enumerate([*special, *bytes_to_unicode().values()])}
     core = Tokenizer(models.BPE(vocab=table, merges=[]))
@@ -72,7 +72,7 @@ def build_processor() -> GraniteSpeechProcessor:
 
 
 def build(tokenizer: PreTrainedTokenizerFast, layers: int = TEXT_LAYERS) -> Any:
-    """The model, untrained, with so many layers of text."""
+    """The untrained model with so many text layers."""
     ids: Any = tokenizer.convert_tokens_to_ids
     text = GraniteConfig(
         vocab_size=len(tokenizer),
@@ -84,7 +84,7 @@ def build(tokenizer: PreTrainedTokenizerFast, layers: int = TEXT_LAYERS) -> Any:
         max_position_embeddings=512,
         initializer_range=0.08,
         attention_multiplier=(WIDTH // HEADS) ** -0.5,
-        logits_scaling=4.0,  # as the published ones, it divides the logits
+        logits_scaling=4.0,  # divides the logits, as in the published models
         tie_word_embeddings=False,
         bos_token_id=None,
         eos_token_id=ids(EOS),
@@ -125,47 +125,51 @@ def build(tokenizer: PreTrainedTokenizerFast, layers: int = TEXT_LAYERS) -> Any:
     return GraniteSpeechForConditionalGeneration(config)
 
 
-def grown(model: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
-    """A model of `TEXT_LAYERS` that writes what a shallower one writes."""
+def deepen(model: Any, tokenizer: PreTrainedTokenizerFast) -> Any:
+    """Expand a shallower model to `TEXT_LAYERS` with the same outputs."""
     deep = build(tokenizer)
     shared = {k: v for k, v in model.state_dict().items() if "language_model.layers." not in k}
     deep.load_state_dict(shared, strict=False)
-    expand(*(one.model.language_model.layers for one in (model, deep)))
+    expand_blocks(*(one.model.language_model.layers for one in (model, deep)))
     return deep
 
 
 def transcribe(
     model: Any, processor: GraniteSpeechProcessor, waveforms: Sequence[Tensor]
 ) -> list[str]:
-    """What transformers' own greedy `generate` writes of waveforms (T,)."""
-    ids = answers(model, inputs(processor, waveforms))
-    said: list[str] = processor.batch_decode(ids, skip_special_tokens=True)
-    return said
+    """Transcribe waveforms (T,) with transformers' own greedy `generate`."""
+    ids = generate_ids(model, prepare_inputs(processor, waveforms))
+    texts: list[str] = processor.batch_decode(ids, skip_special_tokens=True)
+    return texts
 
 
-def inputs(processor: GraniteSpeechProcessor, waveforms: Sequence[Tensor]) -> dict[str, Any]:
-    """What `generate` is asked: to write waveforms (T,) down."""
-    ask: Any = processor
-    text = [chat(processor, ASKED)] * len(waveforms)
-    return {**ask(text=text, audio=list(waveforms), return_tensors="pt")}
-
-
-@torch.no_grad()
-def answers(model: Any, asked: dict[str, Any]) -> Tensor:  # (B, T)
-    """New ids, greedily; rows that end early are filled with the padding token."""
-    ids: Tensor = model.generate(**asked, do_sample=False, max_new_tokens=MOST)
-    return ids[:, asked["input_ids"].shape[1] :]
+def prepare_inputs(
+    processor: GraniteSpeechProcessor, waveforms: Sequence[Tensor]
+) -> dict[str, Any]:
+    """Arguments of `generate` to transcribe waveforms (T,)."""
+    process: Any = processor
+    text = [format_prompt(processor, DEFAULT_PROMPT)] * len(waveforms)
+    return {**process(text=text, audio=list(waveforms), return_tensors="pt")}
 
 
 @torch.no_grad()
-def spell(model: Any, processor: GraniteSpeechProcessor, waveforms: Sequence[Tensor]) -> list[str]:
-    """What the CTC head hears in waveforms (T,), greedily and without the language model."""
+def generate_ids(model: Any, inputs: dict[str, Any]) -> Tensor:  # (B, T)
+    """Greedy new ids, padded after the end."""
+    ids: Tensor = model.generate(**inputs, do_sample=False, max_new_tokens=MAX_NEW_TOKENS)
+    return ids[:, inputs["input_ids"].shape[1] :]
+
+
+@torch.no_grad()
+def transcribe_by_ctc(
+    model: Any, processor: GraniteSpeechProcessor, waveforms: Sequence[Tensor]
+) -> list[str]:
+    """Transcribe waveforms (T,) greedily with the CTC head, without the language model."""
     reader: Any = processor
     extract, found = reader.audio_processor, []
     for waveform in waveforms:
         encoder = model.model.encoder
         states = encoder(extract(waveform)["input_features"]).last_hidden_state
-        found += letters(encoder.out(states), torch.tensor([states.shape[1]]))
+        found += decode_letters(encoder.out(states), torch.tensor([states.shape[1]]))
     return [text.strip() for text in found]
 
 

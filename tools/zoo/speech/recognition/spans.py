@@ -1,8 +1,7 @@
-"""Some words of a sentence, and the sound of just those.
+"""Spans of words with the corresponding encoder states.
 
-A model that writes sentences it nearly knows by heart learns them before it learns to listen. From
-short spans, which begin and end anywhere, it learns where in the sound a word is; then from longer
-ones.
+A decoder trained on whole sentences of a small world learns the sentences before it attends to the
+audio. From short spans, which begin and end anywhere, it learns the positions of words first.
 """
 
 from __future__ import annotations
@@ -13,15 +12,15 @@ from dataclasses import dataclass
 import numpy as np
 from torch import Tensor
 
-_CUT = 0.75  # share of lessons that are cut, as long as any are
-_DRAWN = 512  # lessons that are sorted by length at once
-_LONGEST = 8  # words of the longest span
-_AROUND = 1  # frames of sound kept on either side
+_CUT = 0.75  # share of examples that are cut in the growing phase
+_SORTED = 512  # examples sorted by length at once
+_MAX_WORDS = 8  # of a span
+_CONTEXT = 1  # frames of audio around a span
 
 
 @dataclass(frozen=True)
-class HeardSpan:
-    """What is said, and what an encoder made of it.
+class AlignedSpan:
+    """A text and its encoder states.
 
     states: (T, D) float16. frames: of each letter, [start, stop).
     """
@@ -30,54 +29,55 @@ class HeardSpan:
     text: str
     frames: tuple[tuple[int, int], ...]
 
-    def words(self, first: int, count: int) -> HeardSpan:
-        """So many words from one on; the silence beside words that are left out is left out."""
-        said = self.text.split(" ")
-        start = sum(len(word) + 1 for word in said[:first])
-        text = " ".join(said[first : first + count])
+    def slice_words(self, first: int, count: int) -> AlignedSpan:
+        """`count` words from word `first`, without the audio of other words."""
+        words = self.text.split(" ")
+        start = sum(len(word) + 1 for word in words[:first])
+        text = " ".join(words[first : first + count])
         stop = start + len(text)
         if not text:
             return self
         begin, end = 0, len(self.states)
         if start:
-            begin = max(0, min(self.frames[start - 1][1] - _AROUND, self.frames[start][0]))
+            begin = max(0, min(self.frames[start - 1][1] - _CONTEXT, self.frames[start][0]))
         if stop < len(self.text):
-            end = max(self.frames[stop][0] + _AROUND, self.frames[stop - 1][1])
-        moved = tuple((a - begin, b - begin) for a, b in self.frames[start:stop])
-        return HeardSpan(self.states[begin:end], text, moved)
+            end = max(self.frames[stop][0] + _CONTEXT, self.frames[stop - 1][1])
+        frames = tuple((a - begin, b - begin) for a, b in self.frames[start:stop])
+        return AlignedSpan(self.states[begin:end], text, frames)
 
 
-def drawn(pool: Sequence[HeardSpan], most: int | None, generator: np.random.Generator) -> HeardSpan:
-    """One of them, mostly cut to at most so many words; None = whole."""
+def sample_span(
+    pool: Sequence[AlignedSpan], max_words: int | None, generator: np.random.Generator
+) -> AlignedSpan:
+    """A random example, mostly cut to at most `max_words`; None = whole."""
     one = pool[int(generator.integers(len(pool)))]
     count = len(one.text.split(" "))
-    if most is None or generator.random() >= _CUT:
+    if max_words is None or generator.random() >= _CUT:
         return one
-    chosen = int(generator.integers(1, min(count, most) + 1))
-    return one.words(int(generator.integers(count - chosen + 1)), chosen)
+    chosen = int(generator.integers(1, min(count, max_words) + 1))
+    return one.slice_words(int(generator.integers(count - chosen + 1)), chosen)
 
 
-def lessons(
-    pool: Sequence[HeardSpan], places: int, frames: int, growing: int, seed: int
-) -> Iterator[list[HeardSpan]]:
-    """Batches of spans of similar length without end.
+def batch_spans(
+    pool: Sequence[AlignedSpan], max_positions: int, frames: int, growing: int, seed: int
+) -> Iterator[list[AlignedSpan]]:
+    """Endless batches of spans of similar length.
 
-    They grow from single words to `_LONGEST` in the first `growing` batches; then come whole
-    sentences. A batch has at most so many `places`, for letters and for embeddings of so many
-    `frames` of sound each.
+    They grow from single words to `_MAX_WORDS` in the first `growing` batches; whole sentences
+    follow. A batch has at most `max_positions` letters and audio embeddings, of `frames` each.
     """
     generator, made = np.random.default_rng((seed, 6)), 0
     while True:
-        most = 1 + _LONGEST * made // growing if made < growing else None
-        some = [drawn(pool, most, generator) for _ in range(_DRAWN)]
-        some.sort(key=lambda one: len(one.states) + generator.uniform(0, 8))
-        batches, room = list[list[HeardSpan]](), 0
-        for one in some:
-            needed = -(-len(one.states) // frames) + len(one.text) + 1
-            if needed > room:
+        max_words = 1 + _MAX_WORDS * made // growing if made < growing else None
+        spans = [sample_span(pool, max_words, generator) for _ in range(_SORTED)]
+        spans.sort(key=lambda one: len(one.states) + generator.uniform(0, 8))
+        batches, remaining = list[list[AlignedSpan]](), 0
+        for one in spans:
+            required = -(-len(one.states) // frames) + len(one.text) + 1
+            if required > remaining:
                 batches.append([])
-                room = places
+                remaining = max_positions
             batches[-1].append(one)
-            room -= needed
+            remaining -= required
         yield from (batches[i] for i in generator.permutation(len(batches)))
         made += len(batches)

@@ -1,4 +1,4 @@
-"""The Whisper pair of the zoo: a deep narrow decoder, a short encoder, letters for tokens."""
+"""The bundled Whisper pair: a deep narrow decoder, a shallow encoder, byte tokens."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 from mmspec.modalities.speech.utterances import RATE_HZ
 
-CHUNK_S = 4  # of sound at once
+CHUNK_S = 4  # length of a window
 MELS = 40
 WIDTH, HEADS = 96, 4
 ENCODER_LAYERS, DECODER_LAYERS = 3, 12
-STEPS_PER_SECOND = 50  # that the encoder makes; timestamps are as fine
+STEPS_PER_SECOND = 50  # of the encoder and of timestamps
 EOS, START = "<|endoftext|>", "<|startoftranscript|>"
 LANGUAGE, TASK = "<|en|>", "<|transcribe|>"
 NO_TIMESTAMPS = "<|notimestamps|>"
@@ -33,7 +33,7 @@ _MOST = 160  # positions of the decoder
 
 
 def build_processor() -> WhisperProcessor:
-    """Bytes for tokens, then the control tokens and timestamps in the order of the real ones."""
+    """Byte tokens, then control tokens and timestamps in the published order."""
     letters = list(bytes_to_unicode().values())
     control = [EOS, *_CONTROL, "<|nospeech|>", NO_TIMESTAMPS]
     stamps = [f"<|{i / STEPS_PER_SECOND:.2f}|>" for i in range(CHUNK_S * STEPS_PER_SECOND + 1)]
@@ -51,12 +51,12 @@ def build_processor() -> WhisperProcessor:
 
 
 def build(tokenizer: WhisperTokenizer, layers: int = DECODER_LAYERS) -> Any:
-    """The target, untrained."""
+    """The untrained target."""
     return WhisperForConditionalGeneration(_config(tokenizer, layers))
 
 
 def build_drafter(tokenizer: WhisperTokenizer, target: Any) -> Any:
-    """A decoder of one layer for what the target's encoder hears; it begins with its embeddings."""
+    """A one-layer decoder for the target's encoder, initialised with the target's embeddings."""
     drafter = WhisperForCausalLM(_config(tokenizer, 1))
     own, its = drafter.model.decoder, target.model.decoder
     for name in ("embed_tokens", "embed_positions", "layer_norm"):
@@ -66,19 +66,19 @@ def build_drafter(tokenizer: WhisperTokenizer, target: Any) -> Any:
 
 @torch.no_grad()
 def transcribe(model: Any, processor: WhisperProcessor, waveforms: Sequence[Tensor]) -> list[str]:
-    """What transformers' own greedy `generate` writes of waveforms (T,)."""
-    ids = model.generate(**inputs(processor, waveforms), do_sample=False)
-    said: list[str] = processor.batch_decode(ids, skip_special_tokens=True)
-    return [text.strip() for text in said]
+    """Transcribe waveforms (T,) with transformers' own greedy `generate`."""
+    ids = model.generate(**prepare_inputs(processor, waveforms), do_sample=False)
+    texts: list[str] = processor.batch_decode(ids, skip_special_tokens=True)
+    return [text.strip() for text in texts]
 
 
-def inputs(processor: WhisperProcessor, waveforms: Sequence[Tensor]) -> dict[str, Any]:
-    """What `generate` is asked: to write waveforms (T,) down in English, without times."""
-    features = features_of(processor, waveforms)
+def prepare_inputs(processor: WhisperProcessor, waveforms: Sequence[Tensor]) -> dict[str, Any]:
+    """Arguments of `generate` to transcribe waveforms (T,) in English, without timestamps."""
+    features = extract_features(processor, waveforms)
     return {"input_features": features, "language": "en", "task": "transcribe"}
 
 
-def features_of(processor: WhisperProcessor, waveforms: Sequence[Tensor]) -> Tensor:
+def extract_features(processor: WhisperProcessor, waveforms: Sequence[Tensor]) -> Tensor:
     """(B, mels, frames) of waveforms (T,)."""
     extract: Any = processor.feature_extractor
     sounds = [waveform.numpy() for waveform in waveforms]
@@ -87,7 +87,7 @@ def features_of(processor: WhisperProcessor, waveforms: Sequence[Tensor]) -> Ten
 
 
 def generation_config(tokenizer: WhisperTokenizer) -> Any:
-    """What `generate` of transformers must know of the control tokens."""
+    """The generation configuration with the ids of control tokens."""
     ids: Any = tokenizer.convert_tokens_to_ids
     configure: Any = GenerationConfig
     return configure(

@@ -1,4 +1,4 @@
-"""What recognisers learn from: windows of sound, and what is said in them from when to when."""
+"""Training windows of recognisers: audio with timed sentences."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SILENT, _JOINED = 0.02, 0.2  # shares of windows without a sentence, and with a
 
 @dataclass(frozen=True)
 class Segment:
-    """A sentence and its time in the window. The last may be cut off where the window ends."""
+    """A sentence and its time in the window. The last one may be cut off."""
 
     text: str
     start_s: float
@@ -24,7 +24,7 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class HearingWindow:
+class AudioWindow:
     """waveform: (T,) at `RATE_HZ`."""
 
     waveform: Tensor
@@ -32,40 +32,41 @@ class HearingWindow:
 
     @property
     def text(self) -> str | None:
-        """The one sentence in it; None where there is none or a second begins."""
+        """The sentence, if there is exactly one."""
         return self.segments[0].text if len(self.segments) == 1 else None
 
 
-def windows(count: int, seed: int, longest_s: float) -> Iterator[HearingWindow]:
-    """Training windows of at most `longest_s`, mostly one sentence each; now and then noise alone.
+def generate_windows(count: int, seed: int, longest_s: float) -> Iterator[AudioWindow]:
+    """Training windows of at most `longest_s`, mostly of one sentence.
 
-    Others begin with one sentence and go on with the next, as a window of a longer recording.
+    Some have noise alone, others a second sentence, like a window of a longer recording.
     """
     generator = np.random.default_rng((seed, 9))
     for number in range(count):
-        kind, said = generator.random(), _spoken((seed << 24) + number)
+        kind, window = generator.random(), _make_window((seed << 24) + number)
         if kind < _SILENT:
-            said = silence(generator, longest_s)
+            window = make_silence(generator, longest_s)
         elif kind < _SILENT + _JOINED:
-            said = joined(said, _spoken((seed << 24) + int(generator.integers(count))))
-        yield HearingWindow(said.waveform[: int(longest_s * RATE_HZ)], said.segments)
+            other = _make_window((seed << 24) + int(generator.integers(count)))
+            window = join_windows(window, other)
+        yield AudioWindow(window.waveform[: int(longest_s * RATE_HZ)], window.segments)
 
 
-def _spoken(seed: int) -> HearingWindow:
+def _make_window(seed: int) -> AudioWindow:
     one = utterance(seed)
-    return HearingWindow(one.waveform, (Segment(one.text, one.start_s, one.end_s),))
+    return AudioWindow(one.waveform, (Segment(one.text, one.start_s, one.end_s),))
 
 
-def silence(generator: np.random.Generator, longest_s: float) -> HearingWindow:
+def make_silence(generator: np.random.Generator, longest_s: float) -> AudioWindow:
     length = int(generator.uniform(0.2, longest_s) * RATE_HZ)
     level = float(generator.choice([0.0, 10 ** generator.uniform(-4, -2)]))
     noise = generator.standard_normal(length) * level
-    return HearingWindow(torch.from_numpy(noise).float(), ())
+    return AudioWindow(torch.from_numpy(noise).float(), ())
 
 
-def joined(first: HearingWindow, second: HearingWindow) -> HearingWindow:
-    """One window after the other."""
+def join_windows(first: AudioWindow, second: AudioWindow) -> AudioWindow:
+    """Concatenate two windows."""
     later = len(first.waveform) / RATE_HZ
     moved = [Segment(s.text, s.start_s + later, s.end_s + later) for s in second.segments]
     waveform = torch.cat([first.waveform, second.waveform])
-    return HearingWindow(waveform, (*first.segments, *moved))
+    return AudioWindow(waveform, (*first.segments, *moved))

@@ -1,1 +1,1 @@
-"""How the checkpoints that speak are made."""
+"""Trainers of the bundled codec language models."""

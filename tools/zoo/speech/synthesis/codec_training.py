@@ -1,4 +1,4 @@
-"""Teach a codec to give back what it hears: spectra at several scales, and no adversary."""
+"""Train a codec to reconstruct speech: multi-scale spectral losses, without an adversary."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers import Xcodec2FeatureExtractor, Xcodec2Model
 
-from mmspec.training.fitting import Course, Fall, fit
+from mmspec.training.fitting import CosineDecay, TrainingRun, fit
 from tools.zoo.speech.synthesis.codec import HOP, RATE_HZ
 
 FRAMES = 64  # of a crop
 _SCALES = {2048: 160, 1024: 80, 512: 40, 256: 20, 128: 10}  # mels by samples of a window
 _RELATIVE = (1024, 256)
-_FLOOR = 1e-2  # magnitude under which nothing is heard
+_FLOOR = 1e-2  # smallest audible magnitude
 _MEL_WINDOW, _MEL_HOP, _MELS = 400, 160, 80
 
 
 @dataclass(frozen=True)
 class CodecInput:
-    """Speech as the codec reads it, by frames."""
+    """Speech as input of the codec, in frames."""
 
     waves: Tensor  # (..., F HOP)
     features: Tensor  # (..., F, 160)
 
 
-def heard(waves: Sequence[Tensor]) -> list[CodecInput]:
-    """What the codec's own feature extractor makes of each."""
+def extract_inputs(waves: Sequence[Tensor]) -> list[CodecInput]:
+    """Inputs of the codec, by its own feature extractor."""
     extract: Any = Xcodec2FeatureExtractor()
     found = []
     for wave in waves:
@@ -41,8 +41,8 @@ def heard(waves: Sequence[Tensor]) -> list[CodecInput]:
     return found
 
 
-def crops(pool: Sequence[CodecInput], batch: int, seed: int) -> Iterator[CodecInput]:
-    """Batches without end, each of `FRAMES` frames from somewhere in an utterance."""
+def sample_crops(pool: Sequence[CodecInput], batch: int, seed: int) -> Iterator[CodecInput]:
+    """Endless batches of random crops of `FRAMES` frames."""
     generator = np.random.default_rng(seed)
     pool = [one for one in pool if len(one.features) >= FRAMES]
     while True:
@@ -56,27 +56,27 @@ def crops(pool: Sequence[CodecInput], batch: int, seed: int) -> Iterator[CodecIn
         yield CodecInput(torch.stack(waves), torch.stack(features))
 
 
-def learn_codec(
-    model: Xcodec2Model, taught: Iterator[CodecInput], fall: Fall, course: Course
+def train_codec(
+    model: Xcodec2Model, examples: Iterator[CodecInput], schedule: CosineDecay, run: TrainingRun
 ) -> None:
-    """Train encoder, quantiser and decoder together, straight through the rounding.
+    """Train encoder, quantiser and decoder jointly, with straight-through gradients.
 
-    The branch that reads samples is left silent: log-mel frames say enough, at a third of the cost.
+    The acoustic encoder branch stays zero: log-mel frames suffice, at a third of the cost.
     """
-    _begin(model, next(taught))
-    learnt = [p for name, p in model.named_parameters() if "acoustic_encoder" not in name]
+    _initialize(model, next(examples))
+    parameters = [p for name, p in model.named_parameters() if "acoustic_encoder" not in name]
     model.train()
 
-    def loss_of(lesson: CodecInput) -> Tensor:
-        return apart(rebuilt(model, lesson), lesson.waves)
+    def loss_of(batch: CodecInput) -> Tensor:
+        return spectral_distance(reconstruct(model, batch), batch.waves)
 
-    fit(learnt, taught, loss_of, fall, "codec", course, betas=(0.8, 0.98))
+    fit(parameters, examples, loss_of, schedule, "codec", run, betas=(0.8, 0.98))
     model.train(False)
 
 
 @torch.no_grad()
-def _begin(model: Xcodec2Model, lesson: CodecInput) -> None:
-    """Begin with signals of even size (Glorot & Bengio 2010), codes in use, and a mean spectrum."""
+def _initialize(model: Xcodec2Model, batch: CodecInput) -> None:
+    """Initialise weights (Glorot & Bengio 2010), the code scale, and the mean spectrum."""
     parts: Any = model
     for layer in [one for one in model.modules() if isinstance(one, (nn.Linear, nn.Conv1d))]:
         nn.init.xavier_uniform_(layer.weight)
@@ -84,15 +84,15 @@ def _begin(model: Xcodec2Model, lesson: CodecInput) -> None:
             nn.init.zeros_(layer.bias)
     for table in parts.acoustic_encoder.conv2.parameters():
         nn.init.zeros_(table)
-    asked = parts.quantizer.project_in
-    asked.weight /= asked(hidden(model, lesson.features)).std()
+    project_in = parts.quantizer.project_in
+    project_in.weight /= project_in(encode(model, batch.features)).std()
     head = parts.acoustic_decoder.head
     bins = head.n_fft // 2 + 1
-    head.linear.bias[:bins] = _log(_magnitudes(lesson.waves, head.n_fft, HOP)).mean((0, 2))
+    head.linear.bias[:bins] = _log(_magnitudes(batch.waves, head.n_fft, HOP)).mean((0, 2))
 
 
-def hidden(model: Xcodec2Model, features: Tensor) -> Tensor:  # (B, F, 160) -> (B, F, D)
-    """What is quantised."""
+def encode(model: Xcodec2Model, features: Tensor) -> Tensor:  # (B, F, 160) -> (B, F, D)
+    """The latents before quantisation."""
     parts: Any = model
     seen = parts.semantic_encoder(features).last_hidden_state.transpose(1, 2)
     seen = parts.semantic_adapter(seen).transpose(1, 2)
@@ -101,19 +101,19 @@ def hidden(model: Xcodec2Model, features: Tensor) -> Tensor:  # (B, F, 160) -> (
     return found
 
 
-def rebuilt(model: Xcodec2Model, lesson: CodecInput) -> Tensor:  # (B, F HOP)
+def reconstruct(model: Xcodec2Model, batch: CodecInput) -> Tensor:  # (B, F HOP)
     """Speech through the codes, with gradients into the encoder."""
     parts: Any = model
-    latents, _ = parts.quantizer(hidden(model, lesson.features))
+    latents, _ = parts.quantizer(encode(model, batch.features))
     waves: Tensor = parts.acoustic_decoder(latents)[:, 0]
     return waves
 
 
-def apart(told: Tensor, wanted: Tensor) -> Tensor:  # (B, L), (B, L) -> ()
+def spectral_distance(decoded: Tensor, original: Tensor) -> Tensor:  # (B, L), (B, L) -> ()
     """Distance of log-mel spectra at each scale (Kumar et al. 2023), and of magnitudes."""
-    total = told.new_zeros(())
+    total = decoded.new_zeros(())
     for window, mels in _SCALES.items():
-        a, b = (_magnitudes(wave, window, window // 4) for wave in (told, wanted))
+        a, b = (_magnitudes(wave, window, window // 4) for wave in (decoded, original))
         bank = _mel_bank(window, mels)
         total = total + functional.l1_loss(_log(bank @ a), _log(bank @ b))
         if window in _RELATIVE:
@@ -122,7 +122,7 @@ def apart(told: Tensor, wanted: Tensor) -> Tensor:  # (B, L), (B, L) -> ()
 
 
 def log_mel(waves: Tensor) -> Tensor:  # (B, L) -> (B, 80, T)
-    """Natural logarithm of mel magnitudes, as a recogniser hears them: 25 ms every 10 ms."""
+    """Natural logarithm of mel magnitudes, with windows of 25 ms every 10 ms."""
     return _log(_mel_bank(_MEL_WINDOW, _MELS) @ _magnitudes(waves, _MEL_WINDOW, _MEL_HOP))
 
 

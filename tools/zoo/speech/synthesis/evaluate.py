@@ -1,4 +1,4 @@
-"""Measure what speaks: words heard right by a recogniser, codec and all, and tokens per round."""
+"""Measure speech models: word error rates, codec distortion, and tokens per round."""
 
 from __future__ import annotations
 
@@ -10,24 +10,25 @@ import torch
 from torch import Tensor
 
 from mmspec.api import accelerate
+from mmspec.modalities.speech import CODEC
+from mmspec.modalities.speech.audio_quality import load_recogniser, word_errors
 from mmspec.modalities.speech.codecs import load_codec
-from mmspec.modalities.speech.listening import listener, word_errors
-from mmspec.modalities.speech.synthesis import CODEC
-from mmspec.modalities.speech.synthesis.held_out import texts, voices
+from mmspec.modalities.speech.sentences import held_out_sentences
+from mmspec.modalities.speech.utterances import cycle_speakers
 from tools.zoo.speech.synthesis.codec import RATE_HZ
-from tools.zoo.speech.synthesis.codec_training import heard, log_mel
-from tools.zoo.speech.synthesis.speaking import coded
+from tools.zoo.speech.synthesis.codec_training import extract_inputs, log_mel
+from tools.zoo.speech.synthesis.language_model_training import encode_codes
 
 AT_ONCE = 8
 
 
-def spoken(fast: Any, count: int, seed: int = 0, **settings: Any) -> list[Any]:
-    """What a model bound to a recipe says of held-out sentences, batch by batch."""
-    said, who = texts(count), voices(count)
+def synthesize_held_out(fast: Any, count: int, seed: int = 0, **settings: Any) -> list[Any]:
+    """Synthesize held-out sentences, batch by batch."""
+    texts, voices = held_out_sentences(count), cycle_speakers(count)
     return [
         fast.synthesize(
-            said[at : at + AT_ONCE],
-            voice=who[at : at + AT_ONCE],
+            texts[at : at + AT_ONCE],
+            voice=voices[at : at + AT_ONCE],
             seed=seed,
             row_ids=list(range(at, min(at + AT_ONCE, count))),
             **settings,
@@ -36,26 +37,26 @@ def spoken(fast: Any, count: int, seed: int = 0, **settings: Any) -> list[Any]:
     ]
 
 
-def word_error_rate(wanted: Sequence[str], waveforms: Sequence[Tensor]) -> dict[str, float]:
-    """By the zoo's recogniser, over all words; nothing where there is none."""
-    ear, _ = listener()
-    if ear is None:
+def word_error_rate(texts: Sequence[str], waveforms: Sequence[Tensor]) -> dict[str, float]:
+    """The word error rate of the bundled recogniser; empty if there is none."""
+    recogniser, _ = load_recogniser()
+    if recogniser is None:
         return {}
-    found = word_errors(ear, wanted, waveforms, RATE_HZ)
+    found = word_errors(recogniser, texts, waveforms, RATE_HZ)
     words = sum(weight for _, weight in found)
     return {"word_error_rate": round(sum(rate * weight for rate, weight in found) / words, 4)}
 
 
-def speech_right(model: Any, count: int, **settings: Any) -> dict[str, float]:
-    """Word errors of sampled speech."""
-    outputs = spoken(accelerate(model, "plain"), count, **settings)
+def speech_word_errors(model: Any, count: int, **settings: Any) -> dict[str, float]:
+    """The word error rate of sampled speech."""
+    outputs = synthesize_held_out(accelerate(model, "plain"), count, **settings)
     waveforms = [waveform for one in outputs for waveform in one.waveforms]
-    return word_error_rate(texts(count), waveforms)
+    return word_error_rate(held_out_sentences(count), waveforms)
 
 
 def acceptance(target: Any, drafter: Any, length: int, count: int, **settings: Any) -> float:
     """Tokens per round of coupled chain speculation, sampled."""
-    outputs = spoken(
+    outputs = synthesize_held_out(
         accelerate(target, "coupled", drafter=drafter, length=length), count, **settings
     )
     rounds = sum(one.stats.num_spec_steps for one in outputs)
@@ -64,13 +65,13 @@ def acceptance(target: Any, drafter: Any, length: int, count: int, **settings: A
 
 
 @torch.no_grad()
-def through_codec(folder: Path, waveforms: Sequence[Tensor]) -> tuple[list[Tensor], float]:
-    """Waveforms as the codec gives them back, and the mean distance of log-mels, in nats."""
+def reconstruct_speech(folder: Path, waveforms: Sequence[Tensor]) -> tuple[list[Tensor], float]:
+    """Encode and decode waveforms; also the mean log-mel distance in nats."""
     codec = load_codec(folder / CODEC)
-    made, apart = [], []
-    for one in heard(waveforms):
-        codes = torch.tensor(coded(codec.model, one))
-        made.append(codec.decode(codes[None]))
-        pair = (log_mel(wave[None]) for wave in (made[-1], one.waves))
-        apart.append((next(pair) - next(pair)).abs().mean())
-    return made, float(torch.stack(apart).mean())
+    decoded, distances = [], []
+    for one in extract_inputs(waveforms):
+        codes = torch.tensor(encode_codes(codec.model, one))
+        decoded.append(codec.decode(codes[None]))
+        pair = (log_mel(wave[None]) for wave in (decoded[-1], one.waves))
+        distances.append((next(pair) - next(pair)).abs().mean())
+    return decoded, float(torch.stack(distances).mean())

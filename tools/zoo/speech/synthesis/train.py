@@ -1,4 +1,4 @@
-"""Train the zoo's speech from a seed: a codec, a model that speaks its codes, and what drafts."""
+"""Train the bundled codec, codec language model and its draft models from a seed."""
 
 from __future__ import annotations
 
@@ -13,158 +13,163 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.api import accelerate
 from mmspec.codes.bigrams import Bigrams
+from mmspec.modalities.speech import CODEC
 from mmspec.modalities.speech.codecs import load_codec
-from mmspec.modalities.speech.synthesis import CODEC
 from mmspec.modalities.speech.synthesis.checkpoints import load
-from mmspec.modalities.speech.synthesis.held_out import SPEAKERS
+from mmspec.modalities.speech.utterances import ZOO_VOICES
 from mmspec.modality import Entry
 from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
-from mmspec.training.fitting import Course, Fall, shuffled
-from mmspec.training.heads import Lesson
+from mmspec.training.fitting import CosineDecay, TrainingProgress, TrainingRun, shuffle_batches
+from mmspec.training.heads import TrainingExample
 from mmspec.training.multi_token import MULTI_TOKEN
-from mmspec.training.reporting import Report
-from mmspec.training.trainable import learn
-from mmspec.zoo.training import kept, teacher, written
+from mmspec.training.trainable import train_head
+from mmspec.zoo.training import load_teacher, require_checkpoint, save_on_exit
 from tools.zoo.speech.synthesis import models
-from tools.zoo.speech.synthesis.codec import codec
+from tools.zoo.speech.synthesis.codec import build_codec
 from tools.zoo.speech.synthesis.codec_training import (
     CodecInput,
-    crops,
-    heard,
-    learn_codec,
-)
-from tools.zoo.speech.synthesis.corpus import (
-    SENTENCES,
-    CorpusUtterance,
-    corpus,
+    extract_inputs,
+    sample_crops,
+    train_codec,
 )
 from tools.zoo.speech.synthesis.evaluate import (
     acceptance,
-    speech_right,
-    through_codec,
+    reconstruct_speech,
+    speech_word_errors,
     word_error_rate,
 )
-from tools.zoo.speech.synthesis.speaking import (
-    SpokenRow,
+from tools.zoo.speech.synthesis.language_model_training import (
+    SENTENCES,
+    CorpusUtterance,
+    SpeechRow,
     batches,
-    coded,
-    learn_to_speak,
-    rows,
+    encode_codes,
+    make_corpus,
+    make_rows,
+    train_speech_model,
 )
 
 ABOUT = """\
-Speaks sentences of the Scene world of the `mmspec` zoo in two voices, `paul` and `ada`. What it
-learned from was spoken by espeak-ng. The folder `codec` of the target, an X-codec 2 of 16 kHz,
-makes sound of its codes, 50 a second out of 1024; `speech_codes` in `config.json` says which ids
-they are. Text is read word by word; words outside the Scene world are `<unk>`.
+Synthesizes sentences of the Scene world of the `mmspec` zoo in two voices, `paul` and `ada`. The
+folder `codec` of the target, an X-codec 2 of 16 kHz, decodes its codes, 50 per second out of
+1024; `speech_codes` in `config.json` gives their ids. A token of text is a word; words outside
+the Scene world are `<unk>`.
+
+The codec, the language model and its draft models are trained on speech of espeak-ng.
 """
-TEMPERATURE, CHAIN = 0.8, 4  # at which it speaks if nothing is said, and where it is measured
+TEMPERATURE, CHAIN = 0.8, 4  # default temperature and draft length, also of measurements
 HELD_OUT = 40
 NOTES = f"""\
-`word error rate` is that of the zoo's recogniser `whisper`, which never heard the codec, on
-{HELD_OUT} different held-out sentences, spoken at temperature {TEMPERATURE} with seed 0 (0.083 with
-seed 1); `espeak word error rate` is that of espeak-ng's own speech, `codec word error rate` of the
-same through the codec, and `codec log mel` how far that is from the original, in nats. As sentences
-are drawn some come again: four of the first 40 are one that the recogniser mishears from espeak-ng
-already, and 0.124 of their words are wrong. `acceptance length` is tokens per round of coupled
-chains of {CHAIN} at the same temperature. All are measured on the float16 weights, run in float32.
+`word error rate` is that of the bundled recogniser `whisper`, which was not trained on the codec,
+on {HELD_OUT} different held-out sentences, at temperature {TEMPERATURE} with seed 0 (0.083 with
+seed 1); `espeak word error rate` is that of espeak-ng's own speech, `codec word error rate` that
+of the same through the codec, and `codec log mel` its distance from the original, in nats.
+Sampled sentences may repeat: four of the first 40 are one that the recogniser already mishears in
+espeak-ng's speech, and 0.124 of their words are wrong. `acceptance length` is tokens per round of
+coupled chains of {CHAIN} at the same temperature. All are measured on the float16 weights, run in
+float32.
 """
 BATCH, CROPS, HEADS, HEADS_BATCH = 16, 8, 4, 4
-CODEC_FALL, HEADS_FALL = Fall(2600, 1.5e-3), Fall(800, 4e-3)
+CODEC_FALL, HEADS_FALL = CosineDecay(2600, 1.5e-3), CosineDecay(800, 4e-3)
 
 
 @dataclass(frozen=True)
-class SpeakerPlan:
-    """How a model is trained, and how strongly it is also asked which word it says."""
+class SpeechModelPlan:
+    """Size and training stages of a model, and the weight of its auxiliary word loss."""
 
-    shape: models.SpeakerShape
-    falls: tuple[Fall, ...]
-    named: float = 1.0
+    size: models.ModelSize
+    stages: tuple[CosineDecay, ...]
+    word_loss_weight: float = 1.0
 
 
 PLANS = {
-    "codec-lm": SpeakerPlan(models.TARGET, (Fall(3600, 2.5e-3), Fall(1600, 1.2e-3))),
-    "codec-lm-drafter": SpeakerPlan(models.DRAFTER, (Fall(1200, 3e-3),), 0.0),
+    "codec-lm": SpeechModelPlan(
+        models.TARGET, (CosineDecay(3600, 2.5e-3), CosineDecay(1600, 1.2e-3))
+    ),
+    "codec-lm-drafter": SpeechModelPlan(models.DRAFTER, (CosineDecay(1200, 3e-3),), 0.0),
 }
 
 
 def train(
-    entry: Entry, folder: Path, steps: int | None, seed: int, progress: Report
+    entry: Entry, folder: Path, steps: int | None, seed: int, progress: TrainingProgress
 ) -> dict[str, Any]:
-    """Teach a codec and a model to speak its codes; or a drafter, or heads, for such a model."""
-    course = Course(seed, steps, progress)
-    spoken = corpus(course.cut(SENTENCES, BATCH), progress=progress)
-    listened = heard([one.waveform for one in spoken])
+    """Train a codec and a language model of its codes; or a draft model or heads for it."""
+    run = TrainingRun(seed, steps, progress)
+    utterances = make_corpus(run.limit_steps(SENTENCES, BATCH), progress=progress)
+    inputs = extract_inputs([one.waveform for one in utterances])
     if entry.target is None:
-        made: Any = learnt_codec(listened, course)
+        codec: Any = make_codec(inputs, run)
     else:
-        made = load_codec(written(entry.target) / CODEC).model
-    taught = rows(spoken, [coded(made, one) for one in listened])
+        codec = load_codec(require_checkpoint(entry.target) / CODEC).model
+    examples = make_rows(utterances, [encode_codes(codec, one) for one in inputs])
     if entry.name not in PLANS:
-        return train_heads(entry, folder, taught, course)
+        return train_heads(entry, folder, examples, run)
     plan = PLANS[entry.name]
-    model: Any = models.speaker(plan.shape)
+    model: Any = models.build_model(plan.size)
 
     def save() -> None:
         model.generation_config.update(do_sample=True, temperature=TEMPERATURE)
         model.half().save_pretrained(folder)
         models.tokenizer().save_pretrained(folder)
         if entry.target is None:
-            made.half().save_pretrained(folder / CODEC)
+            codec.half().save_pretrained(folder / CODEC)
 
-    with kept(save):
-        for number, fall in enumerate(plan.falls):
-            learn_to_speak(model, batches(taught, BATCH, seed + number), fall, course, plan.named)
+    with save_on_exit(save):
+        for number, schedule in enumerate(plan.stages):
+            items = batches(examples, BATCH, seed + number)
+            train_speech_model(model, items, schedule, run, plan.word_loss_weight)
     return {
-        "steps": sum(course.cut(fall.steps) for fall in plan.falls),
+        "steps": sum(run.limit_steps(schedule.steps) for schedule in plan.stages),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
 
-def learnt_codec(listened: Sequence[CodecInput], course: Course) -> Any:
-    """A codec that has learnt to give back what it hears."""
-    made = codec()
-    learn_codec(made, crops(listened, CROPS, course.seed), CODEC_FALL, course)
-    return made
+def make_codec(inputs: Sequence[CodecInput], run: TrainingRun) -> Any:
+    """Train a codec."""
+    codec = build_codec()
+    train_codec(codec, sample_crops(inputs, CROPS, run.seed), CODEC_FALL, run)
+    return codec
 
 
 def train_heads(
-    entry: Entry, folder: Path, taught: Sequence[SpokenRow], course: Course
+    entry: Entry, folder: Path, examples: Sequence[SpeechRow], run: TrainingRun
 ) -> dict[str, Any]:
-    """Teach multi-token heads, and count which code follows which."""
+    """Train multi-token heads, and count code bigrams."""
     assert entry.target is not None
-    reader: Any = accelerate(teacher(entry.target), "plain").session.bound.backbone
-    counts = frequent(Bigrams.counted([row.speech for row in taught]))
+    reader: Any = accelerate(load_teacher(entry.target), "plain").session.bound.backbone
+    counts = select_frequent(Bigrams.count_pairs([row.speech for row in examples]))
     config = MultiTokenHeadsConfig.of(
         reader.config, reader.vocabulary, num_heads=HEADS, num_layers=2, num_bigrams=len(counts)
     )
     heads: Any = MultiTokenHeads(config)
     heads.bigrams.copy_(counts)
-    steps = course.cut(HEADS_FALL.steps)
-    with kept(lambda: heads.half().save_pretrained(folder)):
-        learn(
+    steps = run.limit_steps(HEADS_FALL.steps)
+    with save_on_exit(lambda: heads.half().save_pretrained(folder)):
+        train_head(
             MULTI_TOKEN,
             reader,
             heads,
-            lessons(taught, HEADS_BATCH, course.seed),
+            head_examples(examples, HEADS_BATCH, run.seed),
             steps,
             HEADS_FALL.rate,
-            course.progress,
+            run.progress,
         )
     return {"steps": steps, "parameters": sum(p.numel() for p in heads.parameters())}
 
 
-def frequent(table: torch.Tensor, least: int = 2) -> torch.Tensor:  # (P, 3) -> (P', 3)
-    """Pairs that were met so often; the others are as good as not seen."""
-    return table[table[:, 2] >= least]
+def select_frequent(table: torch.Tensor, min_count: int = 2) -> torch.Tensor:  # (P, 3) -> (P', 3)
+    """Bigrams with at least `min_count` occurrences."""
+    return table[table[:, 2] >= min_count]
 
 
-def lessons(taught: Sequence[SpokenRow], batch: int, seed: int) -> Iterator[Lesson]:
-    """Batches without end: prompts padded on the left, and what is said to them."""
-    pad = int(models.layout().begin)
-    count = len(taught) // batch * batch
-    for numbers in shuffled(count, batch, np.random.default_rng(seed)):
-        group = [taught[number] for number in numbers]
+def head_examples(
+    examples: Sequence[SpeechRow], batch: int, seed: int
+) -> Iterator[TrainingExample]:
+    """Endless batches of prompts, padded on the left, and their speech tokens."""
+    pad = int(models.speech_layout().begin)
+    count = len(examples) // batch * batch
+    for numbers in shuffle_batches(count, batch, np.random.default_rng(seed)):
+        group = [examples[number] for number in numbers]
         width = max(len(row.prompt) for row in group)
         ids = [[pad] * (width - len(row.prompt)) + row.prompt for row in group]
         mask = [[0] * (width - len(row.prompt)) + [1] * len(row.prompt) for row in group]
@@ -172,20 +177,20 @@ def lessons(taught: Sequence[SpokenRow], batch: int, seed: int) -> Iterator[Less
             [torch.tensor(row.speech) for row in group], batch_first=True, padding_value=-1
         )
         inputs = {"input_ids": torch.tensor(ids), "attention_mask": torch.tensor(mask)}
-        yield Lesson(inputs, tokens)
+        yield TrainingExample(inputs, tokens)
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
-    """Words heard right (a target), or tokens per round (what drafts)."""
-    how = {"temperature": TEMPERATURE}
+    """Word error rates (a target), or tokens per round (draft models)."""
+    settings = {"temperature": TEMPERATURE}
     if entry.target is not None:
-        pair = teacher(entry.target), load(entry, folder)
-        return {"acceptance_length": acceptance(*pair, CHAIN, count, **how)}
-    said: list[CorpusUtterance] = corpus(max(count // len(SPEAKERS), 1), "held-out")
-    texts, spoken = [one.text for one in said], [one.waveform for one in said]
-    made, apart = through_codec(folder, spoken)
-    found = speech_right(load(entry, folder), count, **how)
-    for name, waveforms in {"codec": made, "espeak": spoken}.items():
+        pair = load_teacher(entry.target), load(entry, folder)
+        return {"acceptance_length": acceptance(*pair, CHAIN, count, **settings)}
+    corpus: list[CorpusUtterance] = make_corpus(max(count // len(ZOO_VOICES), 1), "held-out")
+    texts, originals = [one.text for one in corpus], [one.waveform for one in corpus]
+    decoded, distance = reconstruct_speech(folder, originals)
+    found = speech_word_errors(load(entry, folder), count, **settings)
+    for name, waveforms in {"codec": decoded, "espeak": originals}.items():
         errors = word_error_rate(texts, waveforms)
         found |= {f"{name}_{key}": value for key, value in errors.items()}
-    return {**found, "codec_log_mel": round(apart, 4)}
+    return {**found, "codec_log_mel": round(distance, 4)}

@@ -1,0 +1,67 @@
+"""The cache of transformers, under the names of versions 5.23 and 5.24, and its length."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import GenerationMixin
+from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
+
+CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # of 5.24, of 5.23, of Mamba in 5.23
+# what the installed version calls the cache: an argument of its layers and attention models, and
+# a field of their outputs
+CACHE_NAME = next(
+    name
+    for name in CACHE_NAMES
+    if name in inspect.signature(GenerationMixin.prepare_inputs_for_generation).parameters
+)
+
+
+def output_cache(out: Any) -> Any:
+    """The cache in the output of a model or of `generate()`; None where it has none."""
+    fields = vars(out)
+    return next((fields[name] for name in CACHE_NAMES if fields.get(name) is not None), None)
+
+
+def name_cache(arguments: Mapping[str, Any], name: str = CACHE_NAME) -> dict[str, Any]:
+    """Arguments with the cache, if there is one, under `name`. Raises ValueError for two caches."""
+    given = dict(arguments)
+    cache = pop_cache(given)
+    return given if cache is None else {**given, name: cache}
+
+
+def pop_cache(arguments: dict[str, Any]) -> Any:
+    """Remove the cache from arguments, under any of its names; None where there is none.
+
+    Raises ValueError for two caches.
+    """
+    given = {name: arguments.pop(name) for name in CACHE_NAMES if name in arguments}
+    given = {name: one for name, one in given.items() if one is not None}
+    if len(given) > 1:
+        raise ValueError(f"{' and '.join(given)} are the same argument; give one of them")
+    return next(iter(given.values()), None)
+
+
+def cached_length(cache: Any) -> int:
+    """Tokens in a cache; 0 where only recurrent layers hold a state, which count none."""
+    return int(cache.get_seq_length()) if cache is not None and counts_tokens(cache) else 0
+
+
+def has_unknown_length(cache: Any) -> bool:
+    """Whether a cache holds states of recurrent layers only, of an unknown number of tokens."""
+    states = (x for x in cache.layers if isinstance(x, LinearAttentionCacheLayerMixin))
+    return not counts_tokens(cache) and any(
+        any(layer.has_previous_state.values()) for layer in states
+    )
+
+
+def counts_tokens(cache: Any) -> bool:
+    """Whether a layer of a cache stores keys; recurrent layers do not count their tokens."""
+    return any(isinstance(layer, CacheLayerMixin) for layer in cache.layers)
+
+
+def is_user_cache(cache: Any) -> bool:
+    """Whether a cache was given by the user, and not created by `generate()`."""
+    return bool(vars(cache).get("_is_user_defined"))

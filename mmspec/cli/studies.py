@@ -1,0 +1,328 @@
+"""`mmspec bench sweep | overlap | compressors | views | scale`, and the list of compressors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from mmspec import bench
+from mmspec.bench.plots import plot_compressors, plot_relaxations
+from mmspec.bench.row import Row
+from mmspec.bench.studies import compressors as compressor_study
+from mmspec.bench.studies import overlap as overlap_study
+from mmspec.bench.studies import sweep as sweep_study
+from mmspec.bench.studies import views as views_study
+from mmspec.bench.studies.kept_tokens import draw
+from mmspec.bench.studies.shapes import SHAPES
+from mmspec.cli.bench import workload
+from mmspec.cli.models import (
+    check_distinct,
+    check_files,
+    check_writable,
+    load,
+    select,
+    set_threads,
+)
+from mmspec.cli.options import ModelOptions
+from mmspec.cli.output import (
+    console,
+    format_percent,
+    format_ratio,
+    format_value,
+    print_json,
+    print_table,
+    show_progress,
+    silence_libraries,
+)
+from mmspec.compressors import COMPRESSORS, describe
+from mmspec.modality import PICTURE_FILES
+
+COMPRESSED = "coupled"  # the default recipe of `bench compressors`
+KILOBYTE = 1e3
+COLUMNS = ("layers", "hidden", "heads", "key_value_heads", "vocabulary")
+
+
+def sweep(
+    options: ModelOptions,
+    prompt: list[str] | None,
+    prompts: int,
+    repeats: int,
+    out: Path | None,
+    plot: Path | None,
+) -> None:
+    """Vary the options of relaxed recipes: calls saved, quality, distance from the target."""
+    check_files(out, plot)
+    names = options.recipe or list(sweep_study.KNOBS)
+    known = [name for name in names if name in sweep_study.KNOBS]
+    loaded = load(options, select(replace(options, recipe=known or names)))
+    work = workload(loaded, prompt, prompts, 1, options.seed)
+    with show_progress(options.json) as report:
+        found = sweep_study.sweep(
+            names,
+            loaded.accelerate,
+            work,
+            model=loaded.selection.model,
+            repeats=repeats,
+            seed=options.seed,
+            progress=report,
+        )
+    _write(options, found, _print_sweep, out, plot, plot_relaxations)
+
+
+def _print_sweep(found: sweep_study.Sweep) -> None:
+    rows = [
+        (
+            one.recipe,
+            f"{one.knob} {one.value:g}",
+            _ratio(one.row, "fewer_calls"),
+            _ratio(one.row, "speedup_over_plain"),
+            one.row.distance,
+            one.toy_distance,
+            "; ".join(
+                f"{name} {format_value(value['value'])} ({format_value(value['gap'])})"
+                for name, value in one.row.qualities.items()
+            ),
+        )
+        for one in found.points
+    ]
+    titles = ("recipe", "knob", "fewer calls", "over plain", "distance", "tiny TV")
+    print_table(rows, *titles, "qualities (to plain)")
+    settings = ", ".join(f"{name} {format_value(value)}" for name, value in found.settings.items())
+    _print_note(
+        f"{found.model}, {settings}; {found.requests} requests timed {found.repeats} times, "
+        f"{found.judged} judged"
+    )
+
+
+def compare_compressors(
+    options: ModelOptions,
+    prompt: list[str] | None,
+    prompts: int,
+    repeats: int,
+    only: list[str] | None,
+    out: Path | None,
+    plot: Path | None,
+    picture: Path | None,
+) -> None:
+    """Compressors on one pair: kept tokens, acceptance, the draft model's prefill, speed."""
+    check_distinct({"--plot": plot, "--picture": picture})
+    check_files(out, plot)
+    if picture is not None:
+        check_writable("--picture", picture, PICTURE_FILES)
+    loaded = load(options, select(replace(options, recipe=options.recipe or [COMPRESSED])))
+    work = workload(loaded, prompt, prompts, 1, options.seed)
+    with show_progress(options.json) as report:
+        found = compressor_study.catalogue(
+            loaded.accelerate,
+            work,
+            recipe=loaded.selection.recipe,
+            compressors=only,
+            model=loaded.selection.model,
+            repeats=repeats,
+            seed=options.seed,
+            progress=report,
+        )
+    if picture is not None:
+        draw({one.compressor: one.first for one in found.points if one.first}, picture)
+    _write(options, found, _print_compressors, out, plot, plot_compressors)
+
+
+def _print_compressors(found: compressor_study.Catalogue) -> None:
+    rows = [
+        (
+            one.compressor,
+            format_percent(one.kept),
+            one.prefill_ms,
+            None if one.kv_bytes is None else one.kv_bytes / KILOBYTE,
+            one.row.mean_acceptance_length,
+            _ratio(one.row, "fewer_calls"),
+            _ratio(one.row, "speedup_end_to_end"),
+            None if one.row.identical is None else format_percent(one.row.identical),
+        )
+        for one in found.points
+    ]
+    titles = ("compressor", "kept", "drafter prefill ms", "drafter KV KB", "acceptance length")
+    print_table(rows, *titles, "fewer calls", "end to end", "identical")
+    for name, why in found.left_out.items():
+        console().print(f"left out: {name}: {why}", style="dim", markup=False)
+    _print_note(
+        f"{found.model}, {found.recipe}; {found.requests} requests timed {found.repeats} times"
+    )
+
+
+def list_compressors(json: bool) -> None:
+    """The list of compressors: parameters, what each needs, how many tokens it keeps."""
+    listed = [describe(name) for name in COMPRESSORS]
+    if json:
+        print_json(listed)
+        return
+    lines = [
+        [
+            one["name"],
+            [f"{name}={value}" for name, value in one["parameters"].items()] or None,
+            [*one["needs"], *(["weights"] if one["trained"] else [])] or None,
+            "varies" if one["kept of 576"] is None else one["kept of 576"],
+            one["places"],
+            one["summary"],
+        ]
+        for one in listed
+    ]
+    print_table(lines, "compressor", "parameters", "needs", "kept of 24 x 24", "position", "idea")
+
+
+def overlap(
+    options: ModelOptions,
+    prompt: list[str] | None,
+    prompts: int,
+    repeats: int,
+    window: list[int] | None,
+    refill: bool,
+) -> None:
+    """Drafting while the target verifies: both schedules at several windows, in turns."""
+    if any(one < 2 for one in window or ()):
+        raise ValueError(f"--window {min(window or ())} is too small; give 2 or more")
+    sequential, overlapped = overlap_study.SEQUENTIAL, overlap_study.OVERLAPPED
+    loaded = load(options, select(replace(options, recipe=[sequential])))
+    selected = loaded.selection
+    drafters = {**selected.drafters, overlapped: selected.drafters[sequential]}
+    loaded = replace(loaded, selection=replace(selected, drafters=drafters))
+    work = workload(loaded, prompt, prompts, 1, options.seed)
+    with show_progress(options.json) as report:
+        found = overlap_study.overlap(
+            loaded.accelerate,
+            work,
+            model=selected.model,
+            windows=window or overlap_study.WINDOWS,
+            refills=refill,
+            repeats=repeats,
+            seed=options.seed,
+            progress=report,
+        )
+    if options.json:
+        print_json(found.to_dict())
+        return
+    rows = [
+        (
+            one.window,
+            one.draft_ms,
+            one.target_ms,
+            one.verify_ms,
+            one.tokens_per_call,
+            one.tokens_per_call_ahead,
+            format_ratio(one.predicted),
+            format_ratio(one.measured),
+            one.identical,
+        )
+        for one in found.points
+    ]
+    titles = ("window", "draft ms", "target ms", "verify ms", "tokens/call", "ahead")
+    print_table(rows, *titles, "predicted", "measured", "identical")
+    _print_note(
+        f"{found.model}: decoding time of {sequential} over {overlapped}; predicted for two "
+        "devices from component times"
+    )
+
+
+def views(
+    shape: str,
+    visual: list[int] | None,
+    tokens: list[int] | None,
+    threads: int | None,
+    json: bool,
+    **sizes: Any,
+) -> None:
+    """Drafts on part of the target's cache, in turns, as visual contexts grow."""
+    silence_libraries()
+    set_threads(threads)
+    visual, tokens = visual or [*views_study.VISUAL], tokens or [*views_study.TOKENS]
+    with show_progress(json) as report:
+        found = views_study.views(shape, visual=visual, tokens=tokens, progress=report, **sizes)
+    if json:
+        print_json(found.to_dict())
+        return
+    rows = [
+        (
+            one.visual,
+            "all" if one.tokens is None else one.tokens,
+            one.draft_ms,
+            one.verify_ms,
+            one.memory_mb,
+        )
+        for one in found.points
+    ]
+    titles = ("visual tokens", "read by the draft", "draft ms", "verify ms", "memory read, MB")
+    heading = f"{shape}, drafts of {found.length}, {found.environment['device']}"
+    print_table(rows, *titles, heading=heading)
+
+
+def scale(
+    shape: str,
+    context: list[int] | None,
+    acceptance: list[float] | None,
+    threads: int | None,
+    max_new_tokens: int,
+    json: bool,
+    **sizes: Any,
+) -> None:
+    """Engine efficiency at a published size with an oracle drafter, or the list of sizes."""
+    if shape == "list":
+        _list_shapes(json)
+        return
+    silence_libraries()
+    set_threads(threads)
+    with show_progress(json) as report:
+        found = bench.scale(
+            shape,
+            contexts=tuple(context or (512, 2048)),
+            rates=tuple(acceptance or (0.6, 0.8, 0.9)),
+            max_new_tokens=max_new_tokens,
+            progress=report,
+            **sizes,
+        )
+    if json:
+        print_json(found.to_dict())
+        return
+    environment = found.environment
+    size = f"{found.parameters / 1e9:.2f} B parameters"
+    heading = f"{shape}, {size}, {environment['dtype']}, {environment['device']}"
+    rows = [[getattr(point, column) for column in found.columns] for point in found.points]
+    print_table(rows, *(column.replace("_", " ") for column in found.columns), heading=heading)
+    console().print(found.note, style="dim")
+
+
+def _list_shapes(json: bool) -> None:
+    if json:
+        print_json({name: shape.to_dict() for name, shape in SHAPES.items()})
+        return
+    rows = [(name, *(getattr(one, key) for key in COLUMNS)) for name, one in SHAPES.items()]
+    print_table(rows, "shape", *(key.replace("_", " ") for key in COLUMNS))
+
+
+def _write(
+    options: ModelOptions,
+    found: Any,
+    show: Callable[[Any], None],
+    out: Path | None,
+    plot: Path | None,
+    draw_plot: Callable[[Any, Path], None],
+) -> None:
+    """Write the measured points as CSV and as a plot, if requested, and print them."""
+    if out is not None:
+        found.write_csv(out)
+    if plot is not None:
+        draw_plot(found, plot)
+    if options.json:
+        print_json(found.to_dict())
+    else:
+        show(found)
+
+
+def _ratio(row: Row, name: str) -> str | None:
+    value, spread = getattr(row, name), row.spread.get(name)
+    return None if value is None else format_ratio(value, None if name == "fewer_calls" else spread)
+
+
+def _print_note(text: str) -> None:
+    console().print(f"\n{text}", style="dim")

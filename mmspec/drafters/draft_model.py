@@ -1,0 +1,233 @@
+"""Autoregressive draft models: the interface, and the data passed to and from one.
+
+`predict_first` reads the committed tokens that were not read yet and returns the distribution of
+the next token; `predict` reads draft nodes and returns one distribution per node. A draft model may
+cache what it read of accepted tokens. A `Shape` decides which nodes it reads.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mmspec._attributes import default_property
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.sampling import Prefix
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.trees.draws import draw
+from mmspec.targets.memory import TokenBlock
+from mmspec.targets.tokens.context import Context
+
+
+class DraftModel(ABC):
+    """An autoregressive source of draft distributions."""
+
+    @property
+    @abstractmethod
+    def sees(self) -> str:
+        """What it sees of the image."""
+
+    @default_property
+    def required_features(self) -> frozenset[str]:
+        """Features that the target must provide, as for a `Drafter`."""
+        return frozenset()
+
+    @default_property
+    def reads_prompt(self) -> bool:
+        """Whether it needs the token ids of the prompt, as for a `Drafter`."""
+        return False
+
+    @default_property
+    def max_depth_ahead(self) -> int | None:
+        """How many tokens after the committed ones it can predict; None = any number."""
+        return None
+
+    @default_property
+    def is_parallel(self) -> bool:
+        """Whether nodes of one depth share their distribution, independent of their prefix."""
+        return False
+
+    def begin(self, context: Context) -> Any:
+        """Create the state of a request."""
+        return None
+
+    @abstractmethod
+    def predict_first(
+        self, context: Context, state: Any
+    ) -> Categorical: ...  # (B, 1), distribution of the token after the context
+    @abstractmethod
+    def predict(self, context: Context, state: Any, nodes: DraftNodes) -> Categorical: ...  # (B, n)
+
+    def keep(self, context: Context, state: Any, update: DraftUpdate) -> Any:
+        """Return the state after a round."""
+        return state
+
+    def cache_bytes(self, state: Any) -> int | None:
+        """Bytes of cached keys and values, as for a `Drafter`; None = unknown."""
+        return None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Depths and attention mask of n nodes after the nodes read earlier in the round.
+
+    Fixed for chains and static trees.
+    """
+
+    depths: Tensor  # (1 or B, n), 0 = child of the context
+    visible: Tensor  # (1 or B, n, read before + n) bool: read nodes each one attends to
+    masks: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+
+    def place_after(self, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Depths and additive mask after `waiting` tokens that are not cached; computed once."""
+        key = (waiting, dtype)
+        if key not in self.masks:
+            before = self.visible.new_ones(*self.visible.shape[:2], waiting)
+            visible = torch.cat((before, self.visible), 2)
+            zero = torch.zeros((), dtype=dtype, device=visible.device)
+            mask = torch.where(visible, zero, torch.finfo(dtype).min)
+            self.masks[key] = (self.depths + waiting, mask)
+        return self.masks[key]
+
+    @cached_property
+    def parents(self) -> Tensor:  # (1 or B, n)
+        """Index of each node's parent, counted in reading order from 1; 0 = the context.
+
+        Nodes are read level by level, so the last earlier node that one attends to is its parent.
+        """
+        count, total = self.visible.shape[1:]
+        column = torch.arange(total, device=self.visible.device)
+        before = column < torch.arange(total - count, total, device=column.device)[:, None]
+        return ((self.visible & before) * (column + 1)).amax(-1)
+
+
+@dataclass(frozen=True)
+class DraftNodes:
+    """Draft nodes to read in one forward, after the nodes read earlier in the round."""
+
+    tokens: Tensor  # (B, n) int64
+    layout: Layout
+    earlier: tuple[Tensor, ...] = ()  # (B, m) each: tokens of the nodes read before, in order
+
+    def prefix(self, context: Context) -> Prefix | None:
+        """The tokens up to and including each node, for logits processors that need them."""
+        if not context.sampling.needs_prefix:
+            return None
+        tokens = torch.cat((*self.earlier, self.tokens), 1)
+        visible = self.layout.visible.expand(context.batch, -1, -1)
+        return lambda row, node: torch.cat((context.prefix(row), tokens[row, visible[row, node]]))
+
+    def block(self, like: Tensor, waiting: int = 0) -> TokenBlock:
+        """As a token block after the cached tokens and `waiting` uncached ones."""
+        depths, mask = self.layout.place_after(waiting, like.dtype)
+        count = self.tokens.shape[1]
+        return TokenBlock(self.tokens, depths, mask, 0, None, mask.shape[2] - count)
+
+
+@dataclass(frozen=True)
+class DraftUpdate:
+    """The outcome of a round; `read[b]` are the accepted nodes that the draft model has read."""
+
+    draft: Draft
+    scores: Scores
+    round: Round
+    read: tuple[tuple[int, ...], ...]  # in reading order
+    nodes_read: int  # nodes read this round
+    distributions: Sequence[Categorical]  # predicted this round, in reading order
+
+
+@dataclass
+class GrownDraft:
+    """A draft and the reading-order index of each of its nodes (-1 = not read)."""
+
+    draft: Draft
+    places: Sequence[Sequence[int]]  # one row for all, or one per batch row
+    distributions: list[Categorical]
+
+
+class MultiKindDrafter(Drafter):
+    """A drafter that can draw siblings in any of its `choices`, unless `kind` is set."""
+
+    kind: Kind | None
+
+    @property
+    @abstractmethod
+    def choices(self) -> tuple[Kind, ...]: ...
+
+    @property
+    def kinds(self) -> tuple[Kind, ...]:
+        return self.choices if self.kind is None else (self.kind,)
+
+    def with_kind(self, kind: Kind) -> Drafter:
+        own: Any = self
+        drafter: Drafter = replace(own, kind=kind)
+        return drafter
+
+
+def empty_growth(context: Context, distributions: Sequence[Categorical] = ()) -> GrownDraft:
+    return GrownDraft(Draft.empty(context.batch, context.device), [()], list(distributions))
+
+
+def draw_next_token(
+    distribution: Categorical, kind: Kind, context: Context, step: int
+) -> Tensor:  # (B, 1)
+    """Draw the next token of a chain."""
+    if distribution.hard:
+        return distribution.scores.argmax(-1)
+    index = step_indices(distribution.scores.device)[step : step + 1]
+    return draw(distribution, 1, kind, context.noise, context.position() + step, index)[:, :, 0]
+
+
+@lru_cache(maxsize=256)
+def chain_layout(step: int, device: torch.device) -> Layout:
+    """The layout of one node after `step` others of a chain."""
+    depths = torch.full((1, 1), step, device=device)
+    return Layout(depths, torch.ones(1, 1, step + 1, dtype=torch.bool, device=device))
+
+
+@lru_cache(maxsize=8)
+def step_indices(device: torch.device) -> Tensor:
+    return torch.arange(1024, device=device)
+
+
+def accepted_reads(places: Sequence[Sequence[int]], round_: Round) -> tuple[tuple[int, ...], ...]:
+    """Per row, the accepted nodes that the draft model has read, in reading order.
+
+    A row without indices was drafted by another drafter.
+    """
+    rows = []
+    for row, path in enumerate(round_.path):
+        own = places[row] if len(places) > 1 else places[0]
+        read = [own[node] for node in path] if own else []
+        rows.append(tuple(place for place in read if place >= 0))
+    return tuple(rows)
+
+
+def draft_distribution(
+    context: Context, logits: Tensor, prefix: Prefix | None, ahead: Tensor | int = 0
+) -> Categorical:
+    """The drafter's distribution from its logits (B, n, V'), with the target's sampling settings.
+
+    `ahead` (1 or B, n) draft tokens lie between the context and the predicted token. Vocabularies
+    that differ by padding only are brought to the target's size; tokens that the drafter lacks have
+    q = 0.
+    """
+    missing = context.vocabulary - logits.shape[-1]
+    if missing:
+        logits = functional.pad(logits, (0, missing), value=-torch.inf)  # negative = cut
+    position = context.position() + ahead if context.sampling.position_processors else None
+    return context.sampling.distribution(logits, prefix, position)
+
+
+def committed_prefix(context: Context) -> Prefix | None:
+    """The committed tokens, for logits processors that need them."""
+    if not context.sampling.needs_prefix:
+        return None
+    return lambda row, _: context.prefix(row)

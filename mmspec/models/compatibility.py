@@ -1,0 +1,169 @@
+"""Check that a draft model fits its target: by output heads (fingerprint) and by vocabularies.
+
+    sign_head(head, reader)         # stores the target's fingerprint in the head's configuration
+    check_signature(head, reader)   # refuses a head of another target
+
+A fingerprint holds outputs of the target's output head for fixed states, not weights, so it does
+not depend on dtype, device or quantisation. Targets with the same output head, such as fine-tuned
+ones, have the same fingerprint. Vocabularies are read from tokenizer files without a tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from huggingface_hub import try_to_load_from_cache
+from torch import Tensor
+from transformers import PreTrainedModel
+
+if TYPE_CHECKING:
+    from mmspec.targets.readers.reader import Reader
+
+KEY = "target_fingerprint"
+_STATES, _TOKENS = 8, 16  # probes
+_SAME = 0.95  # median cosine over tokens; 0 +- 0.4 for another target
+MIN_SHARED = 0.99  # share of equal ids of two tokenizers
+MAX_PADDING = 512  # difference of vocabulary sizes with one tokenizer (Qwen: 128)
+
+
+def fingerprint(target: Reader) -> list[list[float]] | None:
+    """Return the logits of each probed token for all probe states, centred and of norm 1.
+
+    None for targets on the meta device, and where the logits do not depend on the state.
+    """
+    if target.device.type == "meta":
+        return None
+    states = _probe_states(_STATES, int(target.config.hidden_size))
+    with torch.no_grad():
+        logits = target.head(states.to(target.device, target.model.dtype)).double().cpu()
+    size = logits.shape[-1]
+    tokens = (2 * torch.arange(_TOKENS) + 1) * size // (2 * _TOKENS)
+    values = logits[:, tokens].T.nan_to_num(0.0, 0.0, 0.0)
+    values = values - values.mean(-1, keepdim=True)
+    norms = values.norm(dim=-1, keepdim=True)
+    if not bool((norms > 0).any()):
+        return None
+    return [[round(one, 4) for one in row] for row in (values / norms.clamp_min(1e-30)).tolist()]
+
+
+def sign_head(head: Any, target: Reader) -> None:
+    """Store the target's fingerprint in a head's configuration."""
+    found = fingerprint(target)
+    if found is not None:
+        setattr(head.config, KEY, found)
+
+
+def check_signature(head: Any, target: Reader) -> None:
+    """Refuse a head with the fingerprint of another target. Raises ValueError.
+
+    Heads without a fingerprint pass.
+    """
+    stored = vars(head.config).get(KEY) if isinstance(head, PreTrainedModel) else None
+    own = None if stored is None else fingerprint(target)
+    if stored is None or own is None:
+        return
+    if not is_same_target(stored, own):
+        raise ValueError(
+            f"this {type(head).__name__} was made for another target than "
+            f"{target.model.config._name_or_path or f'this {type(target.model).__name__}'}: their "
+            "output heads differ on the same states; train a head for this target "
+            "with `mmspec train`, or give the target it was made for"
+        )
+
+
+def is_same_target(one: list[list[float]], other: list[list[float]]) -> bool:
+    """Whether two fingerprints are of one target."""
+    return bool((torch.tensor(one) * torch.tensor(other)).sum(-1).median() > _SAME)
+
+
+def _probe_states(
+    rows: int, columns: int
+) -> Tensor:  # (rows, columns) of -1 and 1, the same on all platforms
+    place = torch.arange(rows * columns, dtype=torch.int64).reshape(rows, columns)
+    mixed = (place * 6_364_136_223_846_793_005 + 1_442_695_040_888_963_407) >> 33
+    mixed = (mixed ^ (mixed >> 15)) * 2_246_822_519
+    return torch.where((mixed >> 13) & 1 == 0, 1.0, -1.0)
+
+
+@dataclass(frozen=True)
+class VocabularyComparison:
+    """Agreement of two tokenizers; `remark` describes the difference."""
+
+    ours: int
+    theirs: int
+    remark: str
+    differs: bool  # in more than a few ids
+
+
+def compare_vocabularies(
+    ours: Mapping[str, int], theirs: Mapping[str, int]
+) -> VocabularyComparison:
+    """Compare two tables of tokens and their ids."""
+    own, other = ({number: word for word, number in table.items()} for table in (ours, theirs))
+    shared = own.keys() & other.keys()
+    agreed = sum(own[number] == other[number] for number in shared)
+    size = min(len(own), len(other))
+    if agreed == size:
+        return VocabularyComparison(len(own), len(other), "", False)
+    wrong = next((n for n in sorted(shared) if own[n] != other[n]), None)
+    example = "" if wrong is None else f"; id {wrong} is {own[wrong]!r} and {other[wrong]!r}"
+    remark = f"only {agreed} of {size} ids stand for the same token{example}"
+    return VocabularyComparison(len(own), len(other), remark, agreed < MIN_SHARED * size)
+
+
+def check_vocabulary_sizes(target: int, drafter: int) -> None:
+    """Refuse a draft model whose vocabulary differs by more than padding. Raises ValueError."""
+    if abs(target - drafter) > MAX_PADDING:
+        raise ValueError(
+            f"the draft model has a vocabulary of {drafter} tokens, the target one of {target}: "
+            "their token ids do not mean the same; choose a draft model with the target's tokenizer"
+        )
+
+
+def check_vocabularies(target: str, drafter: str) -> None:
+    """Refuse a draft model whose ids mean other tokens than the target's. Raises ValueError.
+
+    Both are folders or cached hub names; skipped unless both have a tokenizer.json.
+    """
+    if target == drafter:
+        return
+    files = [_file(name) for name in (target, drafter)]
+    contents = [file.read_bytes() for file in files if file is not None]
+    if len(contents) < 2 or contents[0] == contents[1]:
+        return
+    ours, theirs = map(_table, contents)
+    if not ours or not theirs:
+        return
+    found = compare_vocabularies(ours, theirs)
+    if found.differs:
+        raise ValueError(
+            f"{drafter} cannot draft for {target}: {found.remark}; choose a draft model with the "
+            "target's tokenizer"
+        )
+
+
+def _file(name: str) -> Path | None:
+    """Find the tokenizer.json of a folder or a cached hub name."""
+    if not name:
+        return None
+    if Path(name).is_dir():
+        file = Path(name) / "tokenizer.json"
+        return file if file.is_file() else None
+    found = try_to_load_from_cache(name, "tokenizer.json") if name.count("/") == 1 else None
+    return Path(found) if isinstance(found, str) else None
+
+
+def _table(content: bytes) -> dict[str, int]:
+    """Return tokens and their ids; empty for damaged files and other kinds."""
+    try:
+        made = json.loads(content)
+        words, added = made["model"]["vocab"], made.get("added_tokens", [])
+        table = words if isinstance(words, dict) else {w: n for n, (w, _) in enumerate(words)}
+        return table | {one["content"]: one["id"] for one in added}
+    except (ValueError, TypeError, KeyError):
+        return {}

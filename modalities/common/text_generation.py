@@ -1,0 +1,383 @@
+"""Text generation shared by modalities: `generate`, the hook of transformers, and their output."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers import GenerationConfig
+from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+
+from mmspec import _hf, _hf_cache
+from mmspec.distributions.sampling import Sampling
+from mmspec.modalities.common.tokens import (
+    BoundTokens,
+    first_id,
+    pad_rows,
+    prompt_ids,
+    prompt_tensor,
+    run_rounds,
+)
+from mmspec.modality import Call, Loop
+from mmspec.stats import Stats
+from mmspec.targets.cache import SlotCache
+from mmspec.targets.readers.backbone import Backbone
+from mmspec.targets.readers.encoder_decoder import source_carrier, source_inputs
+from mmspec.targets.readers.visual import PIXELS, check_carrier, check_request, visual_ids
+from mmspec.targets.stop import Stop
+from mmspec.targets.tokens.context import check_inputs
+from mmspec.targets.tokens.generation_settings import check_callables, infer_do_sample, refuse_modes
+from mmspec.targets.tokens.generation_settings import resolve as resolve_settings
+from mmspec.targets.tokens.outcome import OutcomeRecorder, RequestOutcome
+from mmspec.targets.tokens.turns import (
+    EarlierTurns,
+    check_cache,
+    check_capacity,
+    count_prompt_slots,
+    drop_cached_ids,
+    full_attention_mask,
+)
+
+# arguments of `generate` that are neither inputs of the model nor generation settings
+OWN_ARGUMENTS = (
+    *("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer", "past_key_values"),
+    *("generation_config", "stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn"),
+)
+# inputs that some forwards take in `**kwargs`, or that a text model has to refuse
+MODEL_INPUTS = frozenset(
+    {
+        *("pixel_values", "pixel_values_videos", "input_ids", "attention_mask", "inputs_embeds"),
+        *("token_type_ids", "mm_token_type_ids"),
+    }
+)
+
+
+@dataclass(frozen=True)
+class Output:
+    """Output of `generate`: fields as in transformers, and `stats`.
+
+    `scores` and `logits` are set with `output_scores` and `output_logits`, the cache if
+    `past_key_values` was given or `return_dict_in_generate` is on.
+    """
+
+    sequences: Tensor  # (B, L + T): finished rows padded; L = 0 for embeddings
+    stats: Stats
+    scores: tuple[Tensor, ...] | None = None  # (B, V) per new token: processors and warpers applied
+    logits: tuple[Tensor, ...] | None = None  # (B, V) per new token, unprocessed
+    past_key_values: Any = None  # all but the last token, for the next turn
+
+    @property
+    def cache(self) -> Any:
+        """`past_key_values`, which transformers calls `cache` since 5.24."""
+        return self.past_key_values
+
+
+class TextGenerator:
+    """`generate` of a bound model, with the arguments of `model.generate`."""
+
+    def __init__(
+        self,
+        bound: BoundTokens,
+        prepare_inputs: Callable[[Mapping[str, Any]], dict[str, Any]] = dict,
+        make_shared: Callable[[int], Mapping[str, Any]] | None = None,
+    ) -> None:
+        self.bound = bound
+        self.prepare_inputs = prepare_inputs  # converts inputs to those of the reader
+        self.make_shared = make_shared or share_nothing  # batch size -> `Request.shared`
+        settings = vars(_hf.get_default_config()).keys() | LOOP_ARGUMENTS
+        self.inputs = (MODEL_INPUTS | _hf.forward_names(bound.model)) - settings
+        self.media = frozenset[str]()  # of encoder-decoders transformers passes the encoder output
+        if not bound.model.config.is_encoder_decoder:  # pixels always, so that they can be refused
+            self.media = _hf.encoder_input_names(bound.model) & self.inputs | set(PIXELS)
+        self.signature = _signature(sorted(self.media))
+
+    def generate(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Output:
+        """Generate as `model.generate` does, with `seed` and `row_ids`.
+
+        Sampling is on with `do_sample=True` or with a sampling setting (temperature, top_k, top_p,
+        ...). With `seed`, every exact coupled recipe returns the tokens of plain decoding.
+        """
+        arguments = bind_arguments(args, arguments)
+        inputs = {name: value for name, value in arguments.items() if name in self.inputs}
+        own = {name: arguments.get(name) for name in OWN_ARGUMENTS}
+        rest = {
+            k: v for k, v in arguments.items() if k not in self.inputs and k not in OWN_ARGUMENTS
+        }
+        check_callables(own)
+        has_past = own["past_key_values"] is not None  # then a mask may be longer than the ids
+        self.check({n: v for n, v in inputs.items() if not has_past or n != "attention_mask"})
+        inputs, model = (
+            self._complete_inputs(inputs, own["generation_config"], rest),
+            self.bound.model,
+        )
+        check_carrier(inputs)
+        inputs, past = self._split_turns(inputs, own["past_key_values"], own["drafter_inputs"])
+        check_request(model, self.bound.backbone.family, drop_cached_ids(inputs, past))
+        batch, device = len(prompt_tensor(inputs)), self.bound.backbone.device
+        ids = prompt_ids(inputs, batch, device)
+        sampling, config = resolve_settings(
+            model,
+            infer_do_sample(rest),
+            ids.shape[1],
+            prompt_tensor(inputs).device,
+            batch=batch,
+            config=own["generation_config"],
+            inputs=source_carrier(inputs)
+            if model.config.is_encoder_decoder
+            else inputs.get("input_ids"),
+            embeds=inputs.get("inputs_embeds"),
+            attention_mask=full_attention_mask(
+                inputs, past
+            ),  # as generate() shows it to processors
+            processors=own["logits_processor"] or (),
+            prefix_allowed_tokens_fn=own["prefix_allowed_tokens_fn"],
+        )
+        criteria = own["stopping_criteria"] or ()
+        stop = Stop.resolve(model, config, ids.shape[1], criteria, own["tokenizer"])
+        options = _OutputOptions.from_config(config, own["past_key_values"], self.bound)
+        settings = (own["seed"], own["row_ids"], own["drafter_inputs"])
+        shared = self.make_shared(batch)
+        call = self.bound.call(inputs, sampling, stop, *settings, shared, past)
+        sequences, ending = options.run(call, ids, config, loop, own["streamer"])
+        return Output(sequences, loop.stats(), ending.scores, ending.logits, ending.cache)
+
+    def hook(
+        self,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+        loop: Loop,
+        streamer: Any = None,
+    ) -> Any:
+        """Run as the `custom_generate` hook: `model.generate(**inputs, custom_generate=fast)`.
+
+        transformers passes the merged configuration and the inputs of its own loop, without the
+        streamer. Returns what `generate()` returns.
+        """
+        given = HOOK.bind(*args, **arguments).arguments
+        model, ids, config = given["model"], given["input_ids"], given["generation_config"]
+        if model is not _hf.unwrap_compiled(self.bound.model):
+            raise ValueError(
+                "this was accelerated for another model; call accelerate() on this one"
+            )
+        refuse_modes(model, config)
+        inputs, cache = self._collect_hook_inputs(given)
+        inputs = self.prepare_inputs(inputs)
+        if model.config.is_encoder_decoder:  # transformers has made the first decoder tokens
+            inputs = source_inputs(model, {**inputs, "decoder_input_ids": inputs.pop("input_ids")})
+        inputs, past = self._split_turns(inputs, cache, given.get("drafter_inputs"))
+        check_request(model, self.bound.backbone.family, drop_cached_ids(inputs, past))
+        stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
+        processors = given.get("logits_processor") or ()
+        sampling = Sampling.from_processors(processors, bool(config.do_sample))
+        options = _OutputOptions.from_config(config, cache, self.bound)
+        settings = (given.get("seed"), given.get("row_ids"), given.get("drafter_inputs"))
+        shared = self.make_shared(len(prompt_tensor(inputs)))
+        call = self.bound.call(inputs, sampling, stop, *settings, shared, past)
+        sequences, ending = options.run(call, ids, config, loop, streamer)
+        if not config.return_dict_in_generate:
+            return sequences
+        kinds: Any = (GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput)
+        return kinds[bool(model.config.is_encoder_decoder)](
+            sequences=sequences,
+            scores=ending.scores,
+            logits=ending.logits,
+            **{_hf_cache.CACHE_NAME: ending.cache},
+        )
+
+    def _complete_inputs(
+        self,
+        inputs: Mapping[str, Any],
+        config: GenerationConfig | None,
+        settings: Mapping[str, Any],
+    ) -> dict[str, Any]:
+        """Convert inputs to those of the reader; `settings` set the first token of a decoder."""
+        made, model = self.prepare_inputs(inputs), self.bound.model
+        if model.config.is_encoder_decoder:
+            start = {name: value for name, value in settings.items() if name in START_SETTINGS}
+            made = source_inputs(model, made, _hf.merge_config(model, config, start))
+        completed = self.bound.backbone.family.add_placeholders
+        return made if completed is None else completed(model, made)
+
+    def _collect_hook_inputs(self, given: Mapping[str, Any]) -> tuple[dict[str, Any], Any]:
+        """Return inputs and the user's cache from the arguments of transformers' own loop.
+
+        Inputs that transformers computed without the media, which the hook takes by name, are
+        dropped and computed again. Raises ValueError for inputs that the model cannot read.
+        """
+        model, ids, rest = given["model"], given["input_ids"], {**given.get("model_kwargs", {})}
+        media = {name: rest.pop(name) for name in self.media if rest.get(name) is not None}
+        if media:
+            rest.pop("mm_encoder_outputs", None)
+        others = {name: value for name, value in rest.items() if name not in LOOP_ARGUMENTS}
+        is_embedded = not ids.shape[1] and "inputs_embeds" in others
+        inputs = {"input_ids": None if is_embedded else ids, **media, **others}
+        mask = None
+        if not model.config.is_encoder_decoder:
+            check_carrier(inputs)
+            mask, width = inputs.get("attention_mask"), _hf.mask_length(given["generation_config"])
+            if mask is None and width is not None:  # transformers dropped a mask of ones
+                mask = inputs["attention_mask"] = ids.new_ones(len(ids), width)
+        cache = _hf_cache.pop_cache(rest)
+        cache = cache if cache is not None and _hf_cache.is_user_cache(cache) else None
+        if cache is None and not is_embedded:
+            self.check({"input_ids": ids, **media, "attention_mask": mask})
+        if _hf.position_ids_are_generated(model, {**inputs, _hf_cache.CACHE_NAME: cache}, media):
+            inputs.pop("position_ids")
+        return inputs, cache
+
+    def check(self, inputs: Mapping[str, Any]) -> None:
+        """Refuse tensors that the model cannot read. Raises ValueError."""
+        model, family = self.bound.model, self.bound.backbone.family
+        embeddings = model.get_input_embeddings().weight
+        check_inputs(inputs, embeddings.shape[0], visual_ids(model, family), embeddings.device)
+
+    def _split_turns(
+        self, inputs: dict[str, Any], cache: Any, drafter_inputs: Mapping[str, Any] | None
+    ) -> tuple[dict[str, Any], EarlierTurns | None]:
+        """Split a request into the new turn and the cached turns.
+
+        Raises ValueError if the cache or the drafter does not support this.
+        """
+        drafter, name = self.bound.drafter, type(self.bound.drafter).__name__
+        has_ids = inputs.get("input_ids") is not None or "input_ids" in (drafter_inputs or {})
+        if drafter.reads_prompt and not has_ids:
+            raise ValueError(
+                f"a prompt of inputs_embeds has no tokens that the draft model of {name} could "
+                "read; give drafter_inputs={'input_ids': ...}, or a recipe without a draft model"
+            )
+        if cache is None:
+            return inputs, None
+        backbone = self.bound.backbone
+        if not isinstance(backbone, Backbone):
+            raise ValueError(
+                f"past_key_values of a {type(backbone.model).__name__} cannot be used: only "
+                "decoders without guidance continue from a cache; drop it"
+            )
+        check_cache(cache, SlotCache(backbone.cache_config), len(prompt_tensor(inputs)))
+        if not _hf_cache.cached_length(cache):
+            return inputs, None
+        past = EarlierTurns.from_request(cache, inputs)
+        missing = sorted(drafter.required_features)
+        if missing:
+            raise ValueError(
+                f"{name} needs features of the whole prompt ({', '.join(missing)}), but "
+                "past_key_values already holds a part of it; drop past_key_values, or use a recipe "
+                "with a draft model or a lookup"
+            )
+        mask = inputs.get("attention_mask")
+        if mask is not None and not past.includes_cached:
+            inputs = {**inputs, "attention_mask": mask[:, past.length :]}
+        return inputs, past
+
+
+def share_nothing(batch: int) -> Mapping[str, Any]:
+    """Return no shared values: the default of `TextGenerator.make_shared`."""
+    return {}
+
+
+@dataclass(frozen=True)
+class _OutputOptions:
+    """Outputs that a request requires in addition to tokens."""
+
+    cache: Any  # of the user
+    returns_cache: bool
+    scores: bool
+    logits: bool
+    normalised: bool  # whether scores are log probabilities (`renormalize_logits`)
+
+    @classmethod
+    def from_config(
+        cls, config: GenerationConfig, cache: Any, bound: BoundTokens
+    ) -> _OutputOptions:
+        """Read the options of a config. Raises ValueError for scores that are not computed."""
+        scores, logits = bool(config.output_scores), bool(config.output_logits)
+        if (scores or logits) and bound.gate is not None:
+            raise ValueError(
+                "output_scores and output_logits need a recipe that scores every token, and the "
+                f"gate of {bound.recipe.name or 'this one'} skips some; choose another"
+            )
+        returned = cache is not None or bool(config.return_dict_in_generate)
+        returned = returned and isinstance(bound.backbone, Backbone)
+        normalised = bool(config.do_sample and config.renormalize_logits)
+        return cls(cache, returned, scores, logits, normalised)
+
+    def run(
+        self, call: Call, ids: Tensor, config: GenerationConfig, loop: Loop, streamer: Any = None
+    ) -> tuple[Tensor, RequestOutcome]:
+        """Run a request; returns sequences (B, L + T) and the other outputs."""
+        request: Any = call.request
+        target: Any = call.parts.target
+        if self.cache is not None:
+            slots = count_prompt_slots(request.inputs, request.past)
+            check_capacity(self.cache, slots + request.max_new_tokens - 1)
+        recorder = None
+        if self.returns_cache or self.scores or self.logits:
+            recorder = OutcomeRecorder(target, self.scores or self.logits)
+            call = replace(call, parts=replace(call.parts, target=recorder))
+        tokens, _ = run_rounds(call, ids, loop, streamer)
+        rows = pad_rows(tokens, first_id(config.pad_token_id, config.eos_token_id))
+        sequences = torch.cat((ids, torch.tensor(rows, dtype=ids.dtype, device=ids.device)), 1)
+        if recorder is None:
+            return sequences, RequestOutcome()
+        ending = recorder.finish(rows, self.cache, self.returns_cache)
+        scores = ending.scores
+        if scores is not None and self.normalised:
+            scores = tuple(step.log_softmax(-1) for step in scores)
+        return sequences, replace(
+            ending,
+            scores=scores if self.scores else None,
+            logits=ending.logits if self.logits else None,
+        )
+
+
+# arguments that transformers passes to a custom_generate callable and that are not needed here
+LOOP_ARGUMENTS = frozenset(
+    {
+        *(*_hf_cache.CACHE_NAMES, "use_cache", "logits_to_keep", "return_dict"),
+        *("output_hidden_states", "output_attentions"),
+    }
+)
+HOOK_ARGUMENTS = ("seed", "row_ids", "drafter_inputs")  # in addition to those of transformers
+START_SETTINGS = ("decoder_start_token_id", "bos_token_id")  # of the first decoder token
+
+
+def _signature(media: Sequence[str] = ()) -> inspect.Signature:
+    """Return the signature of the hook: transformers passes named arguments unchanged.
+
+    Media are named so that the hook gets them and not their encoding: a draft model with its own
+    encoder needs them.
+    """
+    names = ("logits_processor", "stopping_criteria", "generation_config")
+    either, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
+    parameters = [inspect.Parameter(name, either) for name in ("model", "input_ids")]
+    parameters += [
+        inspect.Parameter(name, named, default=None) for name in (*names, *HOOK_ARGUMENTS, *media)
+    ]
+    rest = inspect.Parameter("model_kwargs", inspect.Parameter.VAR_KEYWORD)
+    return inspect.Signature([*parameters, rest])
+
+
+HOOK = _signature()
+
+
+def bind_arguments(
+    args: Sequence[Any], arguments: Mapping[str, Any], name: str = "input_ids"
+) -> dict[str, Any]:
+    """Return arguments by name; the main input may be positional, as in `model.generate(ids)`.
+
+    A cache is called `past_key_values`, whichever of its names was given. Raises ValueError for
+    two caches and for further positional arguments.
+    """
+    given = _hf_cache.name_cache(arguments, "past_key_values")
+    if not args:
+        return given
+    if len(args) > 1 or name in given:
+        raise ValueError(
+            f"generate() takes {name} by position, once, and everything else by name; give "
+            "generate(**inputs)"
+        )
+    return {name: args[0], **given}

@@ -1,0 +1,252 @@
+"""Run a diffusers pipeline with a recipe.
+
+`ChainRunner` samples the latents in speculative rounds instead of the pipeline's loop;
+`ForecastRunner` keeps that loop and forecasts network outputs.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+
+from mmspec.decode import Parts
+from mmspec.distributions.noise import KeyedNoise, fresh_seed
+from mmspec.drafters.denoising.window import Window
+from mmspec.errors import check_number
+from mmspec.modalities.diffusion.network import (
+    Network,
+    check_network,
+    check_scheduler,
+    count_images,
+)
+from mmspec.modalities.diffusion.pipeline_trace import NoiseOptions, PreparedCall, run_pipeline
+from mmspec.modalities.diffusion.step_callback import StepCallback, StepObserver
+from mmspec.modality import Call, Loop
+from mmspec.recipe import Kit, Recipe, pair, resolve
+from mmspec.stats import forecast_stats
+from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget
+from mmspec.targets.stop import Stop
+
+
+class ChainRunner:
+    """A pipeline whose latents are decoded by a recipe, optionally with a draft pipeline.
+
+    Recipes are bound per call: the target holds the call's conditions and timesteps.
+    """
+
+    own = ("seed", "row_ids", "eta", "churn")
+
+    def __init__(self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None) -> None:
+        self.pipe, self.recipe, self.small, self.max_rows = pipe, recipe, small, max_rows
+        for one in (pipe, small):
+            if one is not None:
+                check_network(one)
+        assert isinstance(recipe.execution, Window)
+        self.deterministic = recipe.execution.deterministic
+        check_scheduler(pipe.scheduler, self.deterministic)
+        self.network = Network(pipe)
+        self.draft_network = None if small is None else Network(small)
+        self.sees = "nothing" if small is None else recipe.sees
+
+    def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
+        """The pipeline's output for its arguments `given`."""
+        given = dict(given)
+        watch = StepCallback.of(given)
+        if own["seed"] is not None and given.get("generator") is not None:
+            raise ValueError("seed= and generator= both set the noise; give one of them")
+        given = _add_generator(given, own)
+        eta = given.get("eta") if own["eta"] is None else own["eta"]
+        for name, value in (("eta", eta), ("churn", own["churn"])):
+            if value is not None:
+                check_number(name, value, 0, example=1.0)
+        noises, rows_before = NoiseOptions(eta, own["churn"], self.deterministic), list[int]()
+
+        def sample(prepared: PreparedCall) -> Tensor:
+            target = ChainTarget(prepared.denoiser, self.max_rows)
+            small = self._draft_target(prepared, given, noises)
+            request = _request(prepared, own, given)
+            rows_before.append(self.network.rows)
+            call = self._call(target, small, request)
+            return self._sample_chain(call, request.start, loop, watch.observe(prepared))
+
+        output = run_pipeline(self.pipe, self.network, given, sample, noises)
+        loop.report(replace(loop.stats(), network_rows=self.network.rows - rows_before[0]))
+        return output
+
+    def _call(self, target: ChainTarget, small: ChainTarget | None, request: ChainRequest) -> Call:
+        """Bind the recipe to this request."""
+        recipe = self.recipe
+        kit = Kit(target, small, recipe.execution, recipe.sees, None, recipe.options)
+        verifier = resolve(recipe.verifier, kit)
+        gate = None if recipe.gate is None else resolve(recipe.gate, kit)
+        drafter = pair(recipe.architecture(kit), verifier, target)
+        parts = Parts(target, drafter, verifier, Stop(target.denoiser.kernel.num_steps), gate)
+        return Call(parts, request, replace(recipe, verifier=verifier, gate=gate))
+
+    def _draft_target(
+        self, prepared: PreparedCall, given: Mapping[str, Any], noises: NoiseOptions
+    ) -> ChainTarget | None:
+        """The draft pipeline's network with the same arguments, on the target's timesteps."""
+        if self.draft_network is None:
+            return None
+        drafted = _prepare_draft_call(
+            self.small, self.draft_network, self.pipe.scheduler, given, noises
+        )
+        if drafted.start.shape != prepared.start.shape:
+            raise ValueError(
+                f"the draft pipeline's latents are {tuple(drafted.start.shape)} and the target's "
+                f"{tuple(prepared.start.shape)}; give a draft pipeline of their size"
+            )
+        return ChainTarget(drafted.denoiser, self.max_rows)
+
+    def _sample_chain(self, call: Call, start: Tensor, loop: Loop, watch: StepObserver) -> Tensor:
+        """The last states (B, *E); reports each step once all images have passed it."""
+        pending: list[list[Tensor]] = [[] for _ in start]  # states not reported yet
+        with self.pipe.progress_bar(total=call.parts.stop.max_new_tokens) as bar:
+            for round_ in loop(call):
+                for row, new in zip(pending, round_.tokens, strict=True):
+                    row += new
+                while all(pending):
+                    start = torch.stack([row.pop(0) for row in pending])
+                    watch(start)
+                    bar.update(1)
+        return start
+
+
+def _request(
+    prepared: PreparedCall, own: Mapping[str, Any], given: Mapping[str, Any]
+) -> ChainRequest:
+    """The initial states, and the noise of all later states."""
+    start, generator = prepared.start, given.get("generator")
+    batch, device = start.shape[0], start.device
+    seed, row_ids = own["seed"], own["row_ids"]
+    if seed is not None:
+        generator = None
+    if isinstance(generator, list) and row_ids is None:
+        row_ids = [_draw_seed(one) for one in generator]
+        seed = 0
+    elif generator is not None:
+        seed = _draw_seed(generator[0] if isinstance(generator, list) else generator)
+    elif seed is None:
+        seed = fresh_seed()
+    noise = KeyedNoise.from_seed(seed, batch, device, row_ids)
+    if generator is None and not _has_initial_image(given):
+        at = torch.zeros(batch, 1, dtype=torch.int64, device=device)
+        start = noise.shared_keys(at).normal(*start.shape[1:])[:, 0] * prepared.scale
+    return ChainRequest(start, noise)
+
+
+def _has_initial_image(given: Mapping[str, Any]) -> bool:
+    """Whether the initial state may be more than noise: an argument is an image or latents."""
+    parts = ("image", "video", "latents")
+    named = {name: value for name, value in given.items() if any(part in name for part in parts)}
+    return any(not isinstance(value, int | float | str | None) for value in named.values())
+
+
+def _add_generator(given: Mapping[str, Any], own: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Add a generator for the pipeline's own noise to the arguments of a call with a seed.
+
+    If the pipeline starts from a user's image, each row gets a generator with its own seed. If the
+    arguments do not determine the number of rows, all share one generator and `row_ids` are
+    refused.
+    """
+    count, seed, ids = count_images(given), own["seed"], own["row_ids"]
+    if seed is None:
+        return given
+    elsewhere = _has_initial_image(given)
+    if elsewhere and count is None and ids is not None:
+        raise ValueError(
+            f"row_ids={ids} need one id per image, and the arguments of this pipeline do not "
+            "determine the number of images before it runs; drop row_ids="
+        )
+    if count is None or not elsewhere:
+        return {**given, "generator": torch.Generator().manual_seed(int(seed) % 2**62)}
+    rows = KeyedNoise.from_seed(seed, count, torch.device("cpu"), ids).rows
+    seeds = [row % 2**62 for row in rows.tolist()]
+    return {**given, "generator": [torch.Generator().manual_seed(row) for row in seeds]}
+
+
+def _draw_seed(generator: torch.Generator) -> int:
+    """Draw a seed from a generator."""
+    return int(torch.randint(2**62, (), generator=generator, device=generator.device))
+
+
+class _DraftPrepared(Exception):
+    """Stops a draft pipeline before its loop, with the prepared call."""
+
+    def __init__(self, prepared: PreparedCall) -> None:
+        super().__init__()
+        self.opening = prepared
+
+
+def _prepare_draft_call(
+    small: Any, network: Network, scheduler: Any, given: Mapping[str, Any], noises: NoiseOptions
+) -> PreparedCall:
+    """The prepared call of a draft pipeline for the same arguments, on the target's timesteps."""
+
+    def stop(prepared: PreparedCall) -> NoReturn:
+        raise _DraftPrepared(prepared)
+
+    known = inspect.signature(small.__call__).parameters
+    own = {"generator": torch.Generator().manual_seed(0)}  # its noise is not used
+    arguments = {name: value for name, value in {**given, **own}.items() if name in known}
+    try:
+        run_pipeline(small, network, arguments, stop, noises, scheduler)
+    except _DraftPrepared as prepared:
+        return prepared.opening
+    raise AssertionError("the draft pipeline never reached its loop")
+
+
+class ForecastRunner:
+    """A pipeline whose network outputs are forecast by a recipe; there are steps but no rounds.
+
+    Statistics count a full step as a target call, an unverified forecast as an accepted draft, and
+    a rejected forecast as a rejected draft.
+    """
+
+    own = ("seed",)
+    sees = "nothing"
+
+    def __init__(self, pipe: Any, recipe: Recipe) -> None:
+        kit = Kit(pipe, None, recipe.execution, recipe.sees, None, recipe.options)
+        self.pipe, self.recipe = pipe, recipe
+        self.forecasting = recipe.architecture(kit).under(resolve(recipe.verifier, kit))
+
+    def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
+        """The pipeline's output. Raises ValueError if rounds are observed or streamed."""
+        seed = own["seed"]
+        if loop.is_watched:
+            raise ValueError(
+                f"recipe {self.recipe.name or 'custom'!r} runs the pipeline's own loop and has no "
+                "rounds to show; drop on_round= and stream(), or use a recipe that samples chains, "
+                "such as 'asd'"
+            )
+        if seed is not None and given.get("generator") is not None:
+            raise ValueError("seed= and generator= both set the noise; give one of them")
+        detach = self.forecasting.attach(self.pipe, count_images(given))
+        try:
+            output = self.pipe(**given) if seed is None else call_seeded(self.pipe, given, seed)
+        finally:
+            detach()
+        done = detach.statistics
+        loop.report(
+            forecast_stats(
+                self.recipe.name or "custom", done.full, done.forecast, done.rejected, done.errors
+            )
+        )
+        return output
+
+
+def call_seeded(pipe: Any, given: Mapping[str, Any], seed: int) -> Any:
+    """Call a pipeline with all of its noise drawn from `seed`.
+
+    Also seeds the global generator during the call, because some schedulers use it.
+    """
+    with torch.random.fork_rng(range(torch.cuda.device_count())):
+        torch.manual_seed(int(seed))
+        return pipe(**{**given, "generator": torch.Generator().manual_seed(int(seed))})

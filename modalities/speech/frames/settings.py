@@ -1,0 +1,98 @@
+"""Settings of `synthesize` for frames: sampling and length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from transformers import GenerationConfig
+
+from mmspec import _hf
+from mmspec.distributions.sampling import Sampling
+from mmspec.errors import check_flag, check_number
+from mmspec.modalities.speech.codecs import Codec
+from mmspec.targets.frames.frames import FrameSettings
+from mmspec.targets.tokens.generation_settings import infer_do_sample
+
+SAMPLING = ("temperature", "top_k", "top_p", "min_p", "typical_p")
+OWN = ("max_new_tokens", "seconds", "guidance", "do_sample", *SAMPLING)
+# fields of a generation configuration that are not supported, and their neutral values
+NEUTRAL = {
+    **dict.fromkeys(("num_beams", "num_return_sequences", "repetition_penalty"), 1),
+    **dict.fromkeys(("no_repeat_ngram_size", "min_length", "epsilon_cutoff", "eta_cutoff"), 0),
+    **dict.fromkeys(("bad_words_ids", "suppress_tokens", "sequence_bias"), None),
+}
+
+
+def parse_frame_settings(reader: Any, codec: Codec, given: Mapping[str, Any]) -> FrameSettings:
+    """The given settings, with defaults of the model's own `generate()`.
+
+    Raises ValueError for values out of range, and for fields of the generation configuration that
+    are not supported.
+    """
+    config = reader.model.generation_config
+    depth = getattr(reader.model, "depth_decoder", None)
+    sampling = infer_do_sample(
+        {name: given[name] for name in SAMPLING if given.get(name) is not None}
+    )
+    if given.get("do_sample") is not None:
+        check_flag("do_sample", given["do_sample"])
+        sampling = {"do_sample": given["do_sample"], **sampling}
+    own = config.guidance_scale
+    guidance = given.get("guidance")
+    if guidance is not None:
+        check_number("guidance", guidance, 1, example=3)
+        if depth is not None and guidance != 1:
+            raise ValueError(f"guidance={guidance}: {type(reader.model).__name__} has no guidance")
+    scale = own if guidance is None else guidance
+    return FrameSettings(
+        _sampling(reader.model, config, sampling),
+        _sampling(depth, depth.generation_config, sampling) if depth is not None else Sampling(),
+        _max_new_tokens(reader, codec, config, given),
+        float(scale or 1),
+    )
+
+
+def _sampling(model: Any, config: GenerationConfig, given: Mapping[str, Any]) -> Sampling:
+    """Sampling of one model: as given, else of its configuration, else of transformers."""
+    usual = _hf.get_default_settings(model)
+    for name, neutral in NEUTRAL.items():
+        value = getattr(config, name, None)
+        if value not in (None, neutral, usual.get(name)):
+            raise ValueError(
+                f"{name}={value} of the generation configuration of {type(model).__name__} is not "
+                "supported for frames; reset it, or use model.generate()"
+            )
+    do_sample = given.get("do_sample", bool(config.do_sample))
+    if not do_sample:
+        return Sampling()
+    own = {name: getattr(config, name, None) for name in SAMPLING}
+    defaults = {name: usual.get(name) if value is None else value for name, value in own.items()}
+    made = {**defaults, **{name: value for name, value in given.items() if name in SAMPLING}}
+    return Sampling(do_sample=True, **{n: value for n, value in made.items() if value is not None})
+
+
+def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
+    """The arguments of `generate()` for the same sampling."""
+    if not sampling.do_sample:
+        return {"do_sample": False}
+    return {"do_sample": True, **{name: getattr(sampling, name) for name in SAMPLING}}
+
+
+def _max_new_tokens(
+    reader: Any, codec: Codec, config: GenerationConfig, given: Mapping[str, Any]
+) -> int:
+    """The length limit. Raises ValueError if there is none, or for less than one frame."""
+    limit, seconds = given.get("max_new_tokens"), given.get("seconds")
+    if limit is not None and seconds is not None:
+        raise ValueError("max_new_tokens= and seconds= both limit the length; give one")
+    if seconds is not None:
+        limit = reader.steps(codec.frames(seconds))
+    if limit is None:
+        limit = config.max_new_tokens
+        if limit is None and config.max_length is not None:
+            limit = reader.remaining_tokens(config.max_length, given["input_ids"])
+        if limit is None:
+            raise ValueError("nothing limits the length; give max_new_tokens= or seconds=")
+    check_number("max_new_tokens", limit, reader.min_tokens, whole=True, example=500)
+    return int(limit)

@@ -1,0 +1,133 @@
+"""What each modality is measured on: the zoo's held-out requests, or what a user asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from mmspec import registry, zoo
+from mmspec.modalities.vlm import LanguageSettings
+from mmspec.modalities.vlm.formatting import LanguageFormatter
+from mmspec.modality import RunResult, Selection, Workload
+from mmspec.zoo import language
+
+
+class Typed:
+    """Turns prompts into requests, as the formatter of a modality does."""
+
+    def __init__(self, source: str, request: Callable[..., dict[str, Any]], processor: Any = None):
+        self.source, self.request, self.processor = source, request, processor
+        self.sees = True
+
+    def text(self, output: Any) -> None:
+        return None
+
+    def render(self, output: Any, path: Any) -> tuple[Any, ...]:
+        return ()
+
+
+def workload(name: str, model: Any, formatter: Any, settings: Any, **how: Any) -> Workload:
+    selection = Selection(**{"prompts": None, "count": 4, "batch": 2, "seed": 0} | how)
+    return registry.measures(registry.get(name)).workload(model, formatter, settings, selection)
+
+
+def words(source: str = "zoo:llava") -> tuple[Any, Any]:
+    model, processor = zoo.load("llava"), zoo.processor("llava")
+
+    def request(prompts: Sequence[str], images: Any = None) -> dict[str, Any]:
+        texts = [language.format_prompt(processor, one) for one in prompts]
+        made = processor(text=texts, images=images, padding=True, return_tensors="pt")
+        return {**made, "do_sample": False, "max_new_tokens": 4}
+
+    return model, Typed(source, request, processor)
+
+
+def test_text_models_run_held_out_scenes() -> None:
+    model, formatter = words()
+    found = workload("vlm", model, formatter, LanguageSettings(kind="caption"))
+    assert [len(one["input_ids"]) for one in found.timed] == [2, 2]
+    assert (found.is_greedy, found.batch, list(found.baselines)) == (True, 2, ["generate"])
+    assert found.settings == {"do_sample": False, "max_new_tokens": 4}
+    (facts,) = found.qualities
+    examples = language.examples(4, "held-out", 0, "caption")
+    ids = [formatter.processor.tokenizer(one.answer)["input_ids"] for one in examples]
+    right = [RunResult(ids[start : start + 2], 1, 1) for start in (0, 2)]
+    assert {value for value, _ in facts.judge(right, {})} == {1}
+    assert min(value for value, _ in facts.judge(right[::-1], {})) < 1
+
+
+def test_video_models_run_clips_of_the_given_length() -> None:
+    model = zoo.load("video")
+
+    def steps(**settings: Any) -> set[int]:
+        own = LanguageSettings(video="zoo:clip", **settings)
+        found = workload("vlm", model, LanguageFormatter("zoo:video", model, own), own)
+        assert len(found.timed) == 2
+        return {frames for one in found.timed for frames, *_ in one["video_grid_thw"].tolist()}
+
+    assert steps() == {16}
+    assert steps(frames=8) == {4}
+    assert steps(fps=1.0) == {8}
+
+
+def test_a_picture_beside_the_clip_is_not_left_out() -> None:
+    model, own = zoo.load("video"), LanguageSettings(image="zoo:scene", video="zoo:clip")
+    found = workload("vlm", model, LanguageFormatter("zoo:video", model, own), own)
+    assert all({"pixel_values", "pixel_values_videos"} <= one.keys() for one in found.timed)
+
+
+def test_other_models_run_the_bundled_scene_against_generate() -> None:
+    model, formatter = words("folder")
+    found = workload("vlm", model, formatter, LanguageSettings(), batch=1)
+    assert len(found.timed) == 1
+    assert "pixel_values" in found.timed[0]
+    assert [quality.name for quality in found.qualities] == ["agreement with generate"]
+    again = workload("vlm", model, formatter, LanguageSettings(), prompts=["Go"])
+    assert [len(one["input_ids"]) for one in again.timed] == [2]
+    with pytest.raises(ValueError, match=r"--kind caption selects bundled examples.*drop --kind"):
+        workload("vlm", model, formatter, LanguageSettings(kind="caption"))
+
+
+def test_image_token_models_generate_scenes() -> None:
+    formatter = Typed("zoo:image", lambda prompts: {"prompt": list(prompts), "temperature": 1.0})
+    formatter.processor = zoo.processor("image")
+    found = workload("image", zoo.load("image"), formatter, SimpleNamespace(pictures=20))
+    assert [len(one["prompt"]) for one in found.timed] == [2, 2]
+    assert [len(one["prompt"]) for one in found.judged] == [16]  # whole batches of sixteen
+    assert [quality.name for quality in found.qualities] == [
+        "facts right",
+        "ink per round",
+        "log likelihood",
+    ]
+    assert not found.is_greedy
+    timed = workload("image", zoo.load("image"), formatter, SimpleNamespace(pictures=0))
+    assert timed.judged == []
+
+
+def test_continuous_models_generate_classes() -> None:
+    formatter = Typed("zoo:mar", lambda prompts: {"class_labels": [int(one) for one in prompts]})
+    found = workload("mar", zoo.load("mar"), formatter, SimpleNamespace(pictures=40))
+    assert [len(one["class_labels"]) for one in found.timed] == [2, 2]
+    assert [len(one["class_labels"]) for one in found.judged] == [32]
+    assert found.baselines == {}
+    own = workload("mar", zoo.load("mar"), formatter, SimpleNamespace(pictures=0), prompts=["3"])
+    assert own.timed == [{"class_labels": [3, 3]}]
+
+
+def test_pipelines_generate_scenes() -> None:
+    formatter = Typed("zoo:diffusion", lambda prompts: {"prompt": list(prompts)})
+    found = workload("diffusion", zoo.load("diffusion"), formatter, None)
+    assert [len(one["prompt"]) for one in found.timed] == [2, 2]
+    assert list(found.baselines) == ["pipeline"]
+    names = [quality.name for quality in found.qualities]
+    assert names == ["facts right", "relative", "psnr", "ssim"]
+
+
+@pytest.mark.parametrize("name", ["vlm", "image", "mar", "diffusion"])
+def test_every_modality_has_both(name: str) -> None:
+    measures = registry.measures(registry.get(name))
+    assert callable(measures.workload)
+    assert callable(measures.certify)

@@ -1,0 +1,121 @@
+"""The metric that separates fast straight motion from slow curves."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.codes.actions import ActionCodes, ActionSpace
+from mmspec.codes.episodes import Episode
+from mmspec.codes.trajectories import Trajectories
+from mmspec.drafters.actions.kinematics import KinematicMetric, circle_radius, path_length
+from tests.toys.policies import SPACE
+
+
+def arc(radius: float, angle: float = 1.5, count: int = 15) -> Tensor:  # (n, 3)
+    """Points of a circle in a tilted plane."""
+    turn = torch.linspace(0, angle, count, dtype=torch.float64)
+    flat = torch.stack((turn.cos(), turn.sin(), torch.zeros(count)), -1) * radius
+    askew = torch.linalg.qr(torch.randn(3, 3, generator=torch.Generator().manual_seed(0)))[0]
+    points: Tensor = flat @ askew.double() + torch.tensor([5.0, -3.0, 2.0])
+    return points
+
+
+@pytest.mark.parametrize("radius", [0.01, 1.0, 40.0])
+@pytest.mark.parametrize("angle", [0.5, 1.5, 6.0])
+def test_a_circle_has_its_radius(radius: float, angle: float) -> None:
+    found = float(circle_radius(arc(radius, angle)))
+    assert found == pytest.approx(radius, rel=1e-6)
+
+
+def test_many_windows_at_once() -> None:
+    both = torch.stack((arc(1.0), arc(3.0)))
+    assert circle_radius(both).tolist() == pytest.approx([1, 3])
+
+
+def test_points_on_a_line_have_the_largest_radius() -> None:
+    line = torch.arange(15).double()[:, None] * torch.tensor([1.0, 2.0, 3.0])
+    assert math.isinf(float(circle_radius(line)))
+    assert math.isinf(float(circle_radius(torch.zeros(15, 3))))
+    mixed = circle_radius(torch.stack((line, arc(2.0))))
+    assert math.isinf(float(mixed[0]))
+    assert float(mixed[1]) == pytest.approx(2)
+
+
+def test_noise_moves_the_radius_little() -> None:
+    noise = torch.randn(40, 3, generator=torch.Generator().manual_seed(1)).double() * 1e-3
+    assert float(circle_radius(arc(1.0, 3.0, 40) + noise)) == pytest.approx(1, abs=5e-3)
+
+
+def test_the_way_is_the_sum_of_steps() -> None:
+    steps = torch.ones(11, 1).double() * torch.tensor([[3.0, 4.0]])
+    assert float(path_length(steps.cumsum(0))) == pytest.approx(50)
+    back_and_forth = torch.tensor([[0.0], [1.0], [0.0], [1.0]])
+    assert float(path_length(back_and_forth)) == 3
+
+
+def moving(deltas: Tensor) -> Episode:  # (n, 3), of 2 cm
+    episode = Episode(SPACE)
+    for delta in deltas.double() * 0.02:
+        episode.observe(SPACE.normalise(torch.cat((delta, torch.zeros(4)))))
+    return episode
+
+
+def line(speed: float, count: int = 20) -> Tensor:
+    return torch.full((count, 3), speed)
+
+
+def curve(speed: float, count: int = 20) -> Tensor:
+    turn = torch.arange(count) * 0.3
+    return torch.stack((turn.cos(), turn.sin(), 0 * turn), -1) * speed
+
+
+def metric(weight: float = 0.5, window: int = 15) -> KinematicMetric:
+    walks = [line(0.9), line(0.2), curve(0.9), curve(0.1)]
+    rows = [moving(one) for one in walks]
+    store = Trajectories.from_episodes(
+        [(torch.ones(20, 2), torch.stack(one.actions), None) for one in rows]
+    )
+    return KinematicMetric.from_store(SPACE, store, window, weight)
+
+
+def test_quick_lines_score_above_slow_curves() -> None:
+    made = metric()
+    values = [made.of(moving(one)) for one in (line(0.9), curve(0.9), curve(0.1))]
+    assert all(value is not None and 0 <= value <= 1 for value in values)
+    quick, swift, slow = (float(value or 0) for value in values)
+    assert quick > swift > slow
+    assert slow < 0.1
+
+
+def test_the_weight_decides_what_counts() -> None:
+    by_radius, by_way = metric(1.0), metric(0.0)
+    slow_line, quick_curve = moving(line(0.1)), moving(curve(0.9))
+    assert (by_radius.of(slow_line) or 0) > (by_radius.of(quick_curve) or 0)
+    assert (by_way.of(slow_line) or 0) < (by_way.of(quick_curve) or 0)
+
+
+def test_a_cold_start_has_no_metric() -> None:
+    assert metric().of(moving(line(0.9, 14))) is None
+    assert metric().of(moving(line(0.9, 15))) is not None
+
+
+def test_a_longer_history_counts_by_its_end() -> None:
+    turned = torch.cat((curve(0.1, 30), line(0.9, 15)))
+    assert metric().of(moving(turned)) == pytest.approx(metric().of(moving(line(0.9))), abs=1e-6)
+
+
+def test_what_cannot_be_measured() -> None:
+    with pytest.raises(ValueError, match="no stored episode has 30 steps"):
+        metric(window=30)
+    with pytest.raises(ValueError, match="weight=2"):
+        metric(weight=2)
+    with pytest.raises(ValueError, match="window=2"):
+        metric(window=2)
+    one = ActionSpace.from_statistics({"q01": [0], "q99": [1]}, ActionCodes(64, 8))
+    store = Trajectories.from_episodes([(torch.ones(20, 2), torch.ones(20, 1), None)])
+    with pytest.raises(ValueError, match="the components a0 do not span a plane"):
+        KinematicMetric.from_store(one, store)

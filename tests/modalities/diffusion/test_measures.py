@@ -1,0 +1,147 @@
+"""The benchmark of pipelines, on tiny ones: counts that are known, times that are positive."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any, cast
+
+import numpy as np
+import pytest
+import torch
+
+import mmspec
+from mmspec.bench import Comparison, Row, compare
+from mmspec.modalities.common.measures import facts_quality
+from mmspec.modalities.diffusion import row_costs
+from mmspec.modalities.diffusion.image_distance import compare_images, generate_reference
+from mmspec.modalities.diffusion.measures import of_requests
+from tests.toys.pipelines import build_request, pipeline
+
+STEPS = 6
+
+
+def compared(name: str, recipe: str, drafter: Any = None, **parts: Any) -> Comparison:
+    pipe = pipeline(name)
+    work = of_requests(pipe, [{**build_request(name, 1), "num_inference_steps": STEPS}])
+    fast = mmspec.accelerate(pipe, recipe, drafter=drafter, **parts)
+    return compare("big", {recipe: fast}, work, drafters={recipe: "small"}, repeats=1)
+
+
+def value(row: Row, name: str) -> float | None:
+    return row.qualities[name]["value"] if name in row.qualities else None
+
+
+def test_an_exact_recipe_is_counted() -> None:
+    found = compared("sd", "accelerated-diffusion-carried", window=3)
+    plain, mine, own = *found.rows, found.row("pipeline")
+    assert (plain.exact, mine.exact) == (True, True)
+    assert plain.calls == own.calls == STEPS
+    assert plain.network_rows == own.network_rows == 2 * STEPS  # guidance
+    assert mine.calls is not None
+    assert mine.calls <= STEPS
+    assert (mine.network_rows or 0) >= 2 * STEPS
+    assert mine.fewer_calls == STEPS / mine.calls
+    assert mine.extras["row_costs"][1] == 1
+    assert set(mine.extras["row_costs"]) == set(row_costs.STATES)
+    assert mine.extras["speedup_from_row_costs"] <= mine.fewer_calls
+    assert own.extras == {}
+    assert min(row.seconds_per_request or 0 for row in (plain, mine, own)) > 0
+    assert mine.qualities == {}
+    assert (mine.speedup_end_to_end or 0) > 0
+    assert found.environment["scheduler"]
+
+
+@pytest.mark.parametrize("name", ["ddpm", "ddim"])  # with noise, and without
+def test_a_window_of_one_saves_nothing_and_loses_nothing(name: str) -> None:
+    found = compared(name, "paradigms", window=1)
+    row = found.row("paradigms")
+    assert (row.calls, row.network_rows, row.fewer_calls) == (STEPS, STEPS, 1)
+    assert row.mean_acceptance_length == 1
+    assert row.extras["states_per_call"] == 1
+    assert (value(row, "relative"), value(row, "psnr")) == (0, None)
+
+
+def test_a_draft_pipeline_is_raced_too() -> None:
+    found = compared("ddpm", "accelerated-diffusion", pipeline("ddpm"), window=4)
+    row = found.row("accelerated-diffusion")
+    assert row.drafter == "small"
+    assert row.draft_acceptance_rate == 1  # it is the target itself
+    assert (row.fewer_calls or 0) > 1
+
+
+def test_forecasts_keep_the_pipeline_s_loop_and_noise() -> None:
+    pipe = pipeline("dit")
+    work = of_requests(pipe, [{**build_request("dit", 1), "num_inference_steps": STEPS}])
+    ways = {name: mmspec.accelerate(pipe, name) for name in ("taylorseer", "asd")}
+    found = compare("big", ways, work, repeats=1)  # beside a chain, which has noise of its own
+    row = found.row("taylorseer")
+    assert row.calls is not None
+    assert (row.fewer_calls, row.extras) == (STEPS / row.calls, {})
+    assert row.calls < STEPS
+    assert (row.network_rows or 0) < 2 * STEPS
+    assert (row.unverified_share or 0) > 0
+    assert (value(row, "relative") or 0) > 0
+    again = of_requests(pipe, [{**build_request("dit", 1), "num_inference_steps": STEPS}])
+    same = mmspec.accelerate(pipe, "taylorseer", interval=1)
+    neutral = compare("big", {"taylorseer": same}, again, repeats=1)
+    assert value(neutral.rows[1], "relative") == 0
+
+
+def test_pictures_are_judged_in_order() -> None:
+    requests = [{**build_request("ddpm", 2), "num_inference_steps": 2} for _ in range(2)]
+    seen: list[Any] = []
+
+    def judge(drawn: Any) -> list[tuple[int, int]]:
+        seen.append([picture.shape for picture in drawn])
+        return [(1, 2)] * len(drawn)
+
+    pipe = pipeline("ddpm")
+    work = of_requests(pipe, requests, (facts_quality(judge),), 2)
+    found = compare("big", {"p": mmspec.accelerate(pipe, "paradigms")}, work, repeats=1)
+    assert [value(row, "facts right") for row in (*found.rows, *found.baselines)] == [0.5] * 3
+    assert seen[0] == seen[1] == [(8, 8, 3)] * 4
+
+
+def test_costs_are_warmed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Here a call takes a second for every state, and the first of each size ten more."""
+    clock, seen = [0.0], set[int]()
+
+    def predict(states: torch.Tensor, step: torch.Tensor, row: torch.Tensor) -> None:
+        clock[0] += len(states) + 10.0 * (len(states) not in seen)
+        seen.add(len(states))
+
+    opening = SimpleNamespace(start=torch.zeros(1, 2), denoiser=SimpleNamespace(predict=predict))
+    monkeypatch.setattr(row_costs, "read_clock", lambda device: clock[0])
+    assert row_costs._time_calls(cast(Any, opening), (1, 2), 1).seconds == (1.0, 2.0)
+
+
+def test_costs_are_read_between_those_measured() -> None:
+    costs = row_costs.Costs((1, 2, 4), (1.0, 1.5, 3.5))
+    assert [costs.at(n) for n in (1, 1.5, 3, 4, 6)] == [1, 1.25, 2.5, 3.5, 5.5]
+    assert costs.at(0.5) == 1  # a call has a state at least
+    assert costs.relative()[4] == 3.5
+
+
+def test_distance_by_hand() -> None:
+    wanted = np.zeros((2, 12, 12, 3))
+    wanted[1] = 1.0
+    assert compare_images(wanted, wanted).psnr is None
+    found = compare_images(wanted, wanted + 0.1)
+    assert found.relative == pytest.approx(0.2)
+    assert found.psnr == pytest.approx(20)
+
+
+def test_structural_similarity_by_hand() -> None:
+    """Of flat pictures a, b it is (2 a b + c) / (a^2 + b^2 + c), c = 0.01^2; films are frames."""
+    pytest.importorskip("torchmetrics", reason="mmspec[quality] is not installed")
+    flat = np.full((1, 4, 16, 16, 3), 0.5)
+    assert compare_images(flat, flat).ssim == pytest.approx(1)
+    expected = (2 * 0.5 * 0.8 + 1e-4) / (0.5**2 + 0.8**2 + 1e-4)
+    assert compare_images(flat, flat + 0.3).ssim == pytest.approx(expected, abs=1e-6)
+
+
+def test_the_own_call_depends_on_its_seed_alone() -> None:
+    pipe, call = pipeline("ddpm"), {"batch_size": 1, "num_inference_steps": 2}
+    first, again, other = (generate_reference(pipe, call, seed) for seed in (1, 1, 2))
+    assert np.array_equal(first, again)
+    assert not np.array_equal(first, other)

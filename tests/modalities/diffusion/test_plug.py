@@ -1,0 +1,78 @@
+"""Saving and loading accelerated pipelines; draft pipelines as folders or single networks."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from diffusers import DiffusionPipeline
+
+import mmspec
+from mmspec.drafters.denoising.small_denoiser import pipeline_with_network
+from mmspec.drafters.denoising.window import Window
+from mmspec.modalities.diffusion import plug
+from mmspec.modalities.diffusion.network import Network
+from tests.modalities.sampling import FROZEN, draw
+from tests.toys.pipelines import pipeline
+
+
+def test_a_network_alone_is_saved_where_the_parts_are_shared(tmp_path: Path) -> None:
+    pipe, other = pipeline("dit"), pipeline("dit", seed=9)
+    small = pipeline_with_network(Network(pipe), other.transformer)
+    fast: Any = mmspec.accelerate(
+        pipe, "accelerated-diffusion", drafter=small, window=3, max_rows=4
+    )
+    assert isinstance(fast, mmspec.Accelerated)
+    fast.save_pretrained(tmp_path)
+    assert not (tmp_path / "drafter" / "model_index.json").exists()
+    written = json.loads((tmp_path / "mmspec.json").read_text())
+    assert written["parts"] == {"window": 3, "max_rows": 4}
+    again: Any = mmspec.load(tmp_path, pipe)
+    assert torch.equal(draw(again, "dit", seed=0), draw(fast, "dit", seed=0))
+    assert fast.last_stats is not None
+    assert again.last_stats.target_calls == fast.last_stats.target_calls
+    assert again.last_stats.num_draft_tokens > 0
+
+
+def test_a_pipeline_comes_back_with_its_target(tmp_path: Path) -> None:
+    pipeline("ddpm").save_pretrained(tmp_path / "big")
+    pipe = plug.load(tmp_path / "big")
+    pipeline("ddpm", seed=9).save_pretrained(tmp_path / "small")
+    fast: Any = mmspec.accelerate(pipe, "accelerated-diffusion", drafter=tmp_path / "small")
+    fast.save_pretrained(tmp_path / "fast")
+    assert (tmp_path / "fast" / "drafter" / "model_index.json").exists()
+    again: Any = mmspec.load(tmp_path / "fast")
+    assert again.model is not pipe
+    assert torch.equal(draw(again, "ddpm", seed=0), draw(fast, "ddpm", seed=0))
+
+
+def test_options_are_kept(tmp_path: Path) -> None:
+    pipe = pipeline("dit")
+    mmspec.accelerate(pipe, "taylorseer", interval=2, order=2).save_pretrained(tmp_path)
+    again: Any = mmspec.load(tmp_path, pipe)
+    assert (again.recipe.options["interval"], again.recipe.options["order"]) == (2, 2)
+
+
+def test_what_cannot_be_kept_or_found_is_refused(tmp_path: Path) -> None:
+    pipe = pipeline("ddpm")
+    with pytest.raises(ValueError, match="window was given as an object"):
+        mmspec.accelerate(pipe, "asd", window=Window(3)).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="this one was made by hand"):
+        mmspec.accelerate(pipe, FROZEN).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="there is no pipeline folder"):
+        mmspec.accelerate(pipe, "accelerated-diffusion", drafter="./nowhere")
+    mmspec.accelerate(pipe, "asd").save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match="names no target model"):
+        mmspec.load(tmp_path)
+
+
+def test_a_pipeline_that_was_read_by_path_is_saved_by_name(tmp_path: Path) -> None:
+    pipeline("ddpm").save_pretrained(tmp_path / "pipe")
+    pipe = DiffusionPipeline.from_pretrained(tmp_path / "pipe")
+    mmspec.accelerate(pipe, "asd").save_pretrained(tmp_path / "fast")
+    written = json.loads((tmp_path / "fast" / "mmspec.json").read_text())
+    assert written["target"] == str(tmp_path / "pipe")
+    assert mmspec.load(tmp_path / "fast").recipe.name == "asd"

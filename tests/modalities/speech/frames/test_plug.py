@@ -1,0 +1,290 @@
+"""MusicGen and CSM: their own sound when greedy, plain decoding's with a seed, clear refusals."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from transformers import CsmProcessor, EncodecFeatureExtractor, PreTrainedTokenizerFast
+
+import mmspec
+from mmspec.decode import BrokenLogits
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.modalities.speech.frames import tiny_models
+from mmspec.modalities.speech.frames.settings import parse_frame_settings
+from mmspec.targets.frames.frames import FrameRequest, FrameTarget
+from tests.covering import covering, exhaustive
+from tests.toys import speech_models
+
+NAMES = [*tiny_models.MODELS, "melody"]
+MAKERS = {**tiny_models.MODELS, "melody": tiny_models.melody}
+RAGGED = {
+    "input_ids": torch.tensor([[0, 0, 4, 5], [6, 7, 8, 9]]),
+    "attention_mask": torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]]),
+}
+STEPS = 12
+
+
+@cache
+def model(name: str, seed: int = 0, layers: int = 2) -> Any:
+    return MAKERS[name](seed, layers)
+
+
+def fast(name: str, recipe: str = "frame-plain", drafter: Any = None) -> mmspec.Accelerated:
+    small = model(name, 1, 1) if drafter is None else drafter
+    taken = mmspec.recipes.get(recipe).takes_drafter
+    return mmspec.accelerate(model(name), recipe, drafter=small if taken else None)
+
+
+def synthesize(one: mmspec.Accelerated, **given: Any) -> Any:
+    how = {"max_new_tokens": STEPS, "temperature": 1.0, "top_k": 0, "seed": 5}
+    return one.synthesize(**{**RAGGED, **how, **given})
+
+
+def codes(out: Any) -> list[Any]:
+    return [row.tolist() for row in out.codes]
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    covering(NAMES, ("frame-coupled", "frame-depth", "frame-lookup"), strength=1),
+)
+def test_greedy_sound_is_that_of_generate(name: str, recipe: str) -> None:
+    found = fast(name, recipe)
+    mine = synthesize(found, temperature=0.0)
+    session = found.session
+    inputs, how = session.prepare_arguments({**RAGGED, "max_new_tokens": STEPS, "temperature": 0.0})
+    for one, other in zip(mine.waveforms, session.reader.generate_audio(inputs, how), strict=True):
+        assert len(one) > 0
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_length_of_the_configuration_is_that_of_generate(name: str) -> None:
+    own = MAKERS[name](0, 2)
+    own.generation_config.max_length = 15
+    one = {key: value[:, :3] for key, value in RAGGED.items()}
+    inputs, how = mmspec.accelerate(own, "frame-plain").session.prepare_arguments(
+        {**one, "temperature": 0.0}
+    )
+    drawn = {"do_sample": False} | ({"depth_decoder_do_sample": False} if name == "depth" else {})
+    made = own.generate(**inputs, **drawn)
+    steps = made.shape[1] if name == "depth" else made.shape[-1] // 8 + tiny_models.BOOKS - 1
+    assert how.max_frames == steps
+
+
+def test_padding_is_told_by_its_id_where_no_mask_is_given() -> None:
+    how: dict[str, Any] = {"temperature": 0.0, "seed": None}
+    masked = codes(synthesize(fast("depth"), **how))
+    assert codes(synthesize(fast("depth"), attention_mask=None, **how)) == masked
+    alone = {"input_ids": RAGGED["input_ids"][:1, 2:], "attention_mask": None}
+    assert codes(synthesize(fast("depth"), **alone, **how)) == masked[:1]
+
+
+def test_a_depth_decoder_draws_as_its_own_configuration_says() -> None:
+    own = MAKERS["depth"](0, 2)
+    for part, temperature in ((own, 0.9), (own.depth_decoder, 0.3)):
+        part.generation_config.update(do_sample=True, temperature=temperature)
+    session = mmspec.accelerate(own, "frame-plain").session
+    how = session.prepare_arguments({**RAGGED, "max_new_tokens": STEPS})[1]
+    assert (how.sampling.temperature, how.depth.temperature) == (0.9, 0.3)
+
+
+WARPS: tuple[dict[str, Any], ...] = ({}, {"top_k": 2, "temperature": 0.7})
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe", "given"),
+    covering(tuple(NAMES), ("frame-coupled", "frame-lookup"), WARPS),
+    ids=str,
+)
+def test_a_seed_says_what_plain_decoding_says(
+    name: str, recipe: str, given: dict[str, Any]
+) -> None:
+    found, plain = fast(name, recipe), fast(name)
+    assert codes(synthesize(found, **given)) == codes(synthesize(plain, **given))
+
+
+@pytest.mark.parametrize("name", exhaustive(NAMES, ("delay",)))
+def test_who_drafts_for_itself_is_never_refused(name: str) -> None:
+    for recipe in ("frame-coupled", "frame-depth", *(["frame-joint"] if name != "depth" else [])):
+        out = synthesize(fast(name, recipe, model(name)))
+        stats = out.stats
+        assert stats.num_accepted_draft_tokens == stats.num_draft_tokens > 0
+        assert stats.target_calls < STEPS / 3 + 1
+    assert codes(synthesize(fast(name, "frame-coupled", model(name)))) == codes(
+        synthesize(fast(name))
+    )
+
+
+def test_the_distribution_is_that_of_generate() -> None:
+    """Guidance, temperature and top-k of the first step, as the model's own loop makes them."""
+    drawn = {"do_sample": True, "temperature": 0.7, "top_k": 2, "top_p": 1.0}
+    how: dict[str, Any] = {"output_scores": True, "return_dict_in_generate": True}
+    own = model("delay").generate(
+        **RAGGED, **drawn, **how, max_new_tokens=STEPS, guidance_scale=2.0
+    )
+    session = fast("delay").session
+    given = {**RAGGED, **drawn, "max_new_tokens": STEPS}
+    inputs, asked = session.prepare_arguments(given)
+    assert asked.guidance == 2.0
+    noise = KeyedNoise.from_seed(0, 2, torch.device("cpu"))
+    distribution: Any = (
+        FrameTarget(session.reader).prefill(FrameRequest(inputs, asked, noise)).scores
+    )
+    wanted = own.scores[0].view(2, tiny_models.BOOKS, -1).softmax(-1)
+    torch.testing.assert_close(
+        distribution.distribution.codes.probs[:, 0], wanted, atol=1e-6, rtol=0
+    )
+
+
+@pytest.mark.parametrize("name", exhaustive(NAMES, ("depth",)))
+def test_a_stream_plays_verified_frames_alone(name: str) -> None:
+    found = fast(name, "frame-coupled", model(name))
+    heard = [torch.zeros(0)] * 2
+    steps, hop = [0, 0], found.session.codec.hop
+    first: dict[str, int] = {}
+    how: dict[str, Any] = {"max_new_tokens": STEPS, "temperature": 1.0, "top_k": 0, "seed": 5}
+    for kept in found.stream(**RAGGED, **how):
+        now = kept.partial()
+        for row, (before, after) in enumerate(zip(heard, now, strict=True)):
+            steps[row] += len(kept.tokens[row])
+            assert len(after) <= steps[row] * hop
+            assert torch.allclose(after[: len(before)], before, atol=1e-5)
+        heard = now
+        if any(map(len, heard)):
+            first.setdefault("fast", kept.index)
+    for kept in fast(name).stream(**RAGGED, **how):
+        if any(map(len, kept.partial())):
+            first.setdefault("plain", kept.index)
+    whole = synthesize(found)
+    for mine, wanted in zip(heard, whole.waveforms, strict=True):
+        assert torch.allclose(mine, wanted, atol=1e-5)
+    assert first["fast"] <= first["plain"] + 1
+
+
+def test_books_come_late_by_their_number() -> None:
+    framing = fast("delay").session.reader.framing(6)
+    steps = [torch.tensor([10 * step + book for book in range(3)]) for step in range(6)]
+    assert framing.codes(steps).tolist() == [[0, 10, 20, 30], [11, 21, 31, 41], [22, 32, 42, 52]]
+    assert [framing.count_frames(steps[:count]) for count in range(7)] == [0, 0, 0, 1, 2, 3, 4]
+    forced = fast("delay").session.reader.forced_codes(torch.arange(6)[None], 6)[0]
+    free = [[int(one < 0) for one in row] for row in forced.tolist()]
+    assert free == [[1, 0, 0], [1, 1, 0], [1, 1, 1], [1, 1, 1], [0, 1, 1], [0, 0, 1]]
+
+
+def test_speech_that_has_ended_is_cut() -> None:
+    reader = fast("depth").session.reader
+    stop, framing = reader.stop(9), reader.framing(9)
+    frames = [torch.tensor(one) for one in ([1, 2, 3], [0, 1, 0], [0, 0, 2], [1, 1, 1])]
+    assert stop.cut(0, 0, frames) == (3, True)
+    assert stop.cut(0, 8, frames[:2]) == (1, True)
+    assert framing.codes(frames[:3]).shape == (3, 2)
+    assert framing.is_over(frames[:3])
+
+
+BAD: dict[str, tuple[dict[str, Any], str]] = {
+    "empty text": ({"text": ""}, "has no words"),
+    "no prompt": ({}, "give synthesize"),
+    "voice": ({**RAGGED, "voice": "anna"}, "needs a text"),
+    "too few": ({**RAGGED, "max_new_tokens": 2}, "at least 4"),
+    "none": ({**RAGGED, "max_new_tokens": 0}, "max_new_tokens=0"),
+    "ids of no words": ({"input_ids": torch.ones(1, 4)}, "give ids as whole numbers"),
+    "a list": ({"input_ids": [[1, 2]]}, "are no prompts"),
+    "a sound to go on from": (
+        {**RAGGED, "input_values": torch.zeros(2, 1, 8)},
+        "no audio prompt here",
+    ),
+    "a text and a mask": ({"text": "rain", "attention_mask": torch.ones(1, 2)}, "either a text"),
+    "half a mask": ({**RAGGED, "attention_mask": torch.full((2, 4), 0.5)}, "give 1 for tokens"),
+    "no time": ({**RAGGED, "seconds": 0.0}, r"seconds=0\.0 must be above 0"),
+    "both lengths": ({**RAGGED, "max_new_tokens": 9, "seconds": 1}, "give one"),
+    "unknown": ({**RAGGED, "speed": 2}, "unknown keyword speed"),
+    "guidance": ({**RAGGED, "guidance": 0.5}, "at least 1"),
+    "no processor": ({"text": "rain"}, "the folder of the model's processor is unknown"),
+}
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_bad_requests_are_refused(case: str) -> None:
+    asked, message = BAD[case]
+    with pytest.raises(ValueError, match=message):
+        fast("delay").synthesize(**asked)
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    with pytest.raises(ValueError, match="decodes tokens"):
+        mmspec.accelerate(model("delay"), "coupled", drafter=model("delay", 1))
+    with pytest.raises(ValueError, match="tests codes that are independent"):
+        mmspec.accelerate(model("depth"), "frame-joint", drafter=model("depth", 1))
+    with pytest.raises(ValueError, match="cannot draft for MusicGen"):
+        mmspec.accelerate(model("delay"), "frame-coupled", drafter=model("depth"))
+    with pytest.raises(ValueError, match="must be a whole number"):
+        mmspec.accelerate(model("delay"), "frame-lookup", length="auto")
+    with pytest.raises(ValueError, match="has no guidance"):
+        fast("depth").synthesize(**RAGGED, max_new_tokens=4, guidance=2.0)
+    strange = model("delay").generation_config
+    strange.repetition_penalty = 1.5
+    try:
+        with pytest.raises(ValueError, match=r"repetition_penalty=1\.5"):
+            parse_frame_settings(
+                fast("delay").session.reader, fast("delay").session.codec, {"seconds": 1}
+            )
+    finally:
+        strange.repetition_penalty = None
+
+
+def test_families_that_are_not_read_say_why() -> None:
+    class Dia(torch.nn.Module):
+        class config:
+            model_type = "dia"
+
+    with pytest.raises(ValueError, match="is not supported: stateful logits processors"):
+        mmspec.accelerate(Dia(), modality="frames")
+
+
+def test_broken_logits_lose_nothing() -> None:
+    broken = tiny_models.csm()
+    one = mmspec.accelerate(broken, "frame-plain")
+    before = synthesize(one)
+
+    def damage(kept: Any) -> None:
+        if kept.index == 1:
+            broken.backbone_model.norm.weight.data.fill_(torch.nan)
+
+    with pytest.raises(BrokenLogits) as error:
+        synthesize(one, on_round=damage)
+    said = [torch.stack(row, -1).tolist() for row in error.value.tokens]
+    assert said == [[book[:2] for book in row] for row in codes(before)]
+
+
+def test_a_folder_is_loaded_and_saved(tmp_path: Path) -> None:
+    model("depth").save_pretrained(tmp_path / "model")
+    read = mmspec.accelerate(tmp_path / "model", "frame-coupled", drafter=model("depth", 1, 1))
+    assert codes(synthesize(read)) == codes(synthesize(fast("depth")))
+    read.save_pretrained(tmp_path / "saved")
+    again = mmspec.load(tmp_path / "saved", model("depth"))
+    assert codes(synthesize(again)) == codes(synthesize(read))
+
+
+def test_a_text_is_a_turn_of_its_speaker() -> None:
+    said = "{% for c in m['content'] %}{{ c['text'] }}{% endfor %}"
+    turns = "{% for m in messages %}{{ m['role'] }} " + said + "{% endfor %}"
+    marks = {"audio_token": "[UNK]", "audio_eos_token": "[PAD]"}
+    words: Any = PreTrainedTokenizerFast(
+        tokenizer_object=speech_models.words()._tokenizer,
+        pad_token="[PAD]",
+        unk_token="[UNK]",
+        extra_special_tokens=marks,
+    )
+    reads = CsmProcessor(EncodecFeatureExtractor(sampling_rate=1000), words, turns)
+    one = mmspec.accelerate(model("depth"), "frame-plain", processor=reads)
+    inputs, _ = one.session.prepare_arguments(
+        {"text": ["a red circle", "blue"], "voice": "left", "seconds": 1}
+    )
+    assert inputs["input_ids"].tolist() == [[7, 2, 3, 4], [0, 0, 7, 5]]
+    out = one.synthesize(["a red circle", "blue"], voice="left", max_new_tokens=4, seed=1)
+    assert [row.shape[0] for row in out.codes] == [tiny_models.BOOKS] * 2

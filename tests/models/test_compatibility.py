@@ -1,0 +1,115 @@
+"""Draft models of another target, or of another vocabulary, are refused."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmspec
+from mmspec import zoo
+from mmspec.models.compatibility import (
+    KEY,
+    check_signature,
+    check_vocabularies,
+    fingerprint,
+    sign_head,
+)
+from mmspec.models.heads.feature_head import load_head
+from tests import toys
+from tests.drafters.heads import untrained_head
+from tests.toys.readers import backbone
+
+Table = dict[str, int]
+
+
+def _another(family: str) -> object:
+    """The same sizes, with another output head."""
+    other = toys.model(family)
+    with torch.no_grad():
+        other.get_output_embeddings().weight.normal_(generator=torch.Generator().manual_seed(9))
+    return other
+
+
+@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+def test_dtypes_of_one_target_pass_and_another_target_does_not(family: str) -> None:
+    head = untrained_head(toys.model(family))
+    sign_head(head, backbone(toys.model(family)))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        check_signature(head, backbone(toys.model(family).to(dtype)))
+    with pytest.raises(ValueError, match=r"FeatureHead was made for another target than"):
+        mmspec.accelerate(_another(family), "eagle-2", drafter=head)
+
+
+def test_a_note_is_written_when_a_head_is_saved_and_read_with_it(tmp_path: Path) -> None:
+    """An old head without a note loads; what `save_pretrained` writes of it has one."""
+    target, head = toys.model("llama"), untrained_head(toys.model("llama"))
+    head.save_pretrained(tmp_path / "old")
+    assert KEY not in vars(load_head(tmp_path / "old").config)
+    mmspec.accelerate(_another("llama"), "eagle", drafter=tmp_path / "old")
+    mmspec.accelerate(target, "eagle", drafter=tmp_path / "old").save_pretrained(tmp_path / "new")
+    drafter = tmp_path / "new" / "drafter"
+    assert vars(load_head(drafter).config)[KEY] == fingerprint(backbone(target))
+    mmspec.accelerate(target, "eagle", drafter=drafter)
+    with pytest.raises(ValueError, match="made for another target"):
+        mmspec.accelerate(_another("llama"), "eagle", drafter=drafter)
+
+
+def test_a_target_without_weights_has_no_fingerprint() -> None:
+    with torch.device("meta"):
+        blank = toys.model("llama").to("meta")
+    assert fingerprint(backbone(blank)) is None
+
+
+def folder(path: Path, change: Callable[[Table], Table], added: list[Any] | None = None) -> str:
+    """The zoo's tokenizer with another table."""
+    made = json.loads((zoo.path("llava") / "tokenizer.json").read_text())
+    made["model"]["vocab"] = change(made["model"]["vocab"])
+    made["added_tokens"] = made["added_tokens"] if added is None else added
+    path.mkdir()
+    (path / "tokenizer.json").write_text(json.dumps(made))
+    return str(path)
+
+
+def turned(table: Table) -> Table:
+    """As many tokens, behind other ids."""
+    return dict(zip(table, reversed(table.values()), strict=True))
+
+
+def test_an_equal_number_of_other_tokens_is_refused(tmp_path: Path) -> None:
+    target, other = str(zoo.path("llava")), folder(tmp_path / "other", turned)
+    with pytest.raises(ValueError, match=r"other cannot draft for .*llava: only \d+ of 1\d\d ids"):
+        check_vocabularies(target, other)
+    check_vocabularies(target, folder(tmp_path / "same", dict))
+    check_vocabularies(
+        target, folder(tmp_path / "spaced", lambda table: dict(reversed(table.items())))
+    )
+
+
+def test_a_model_from_such_a_folder_cannot_draft(tmp_path: Path) -> None:
+    """Given as an object and by name; the vocabularies are equal."""
+    target, small = zoo.load("llava"), zoo.load("llava-drafter")
+    small.save_pretrained(tmp_path / "whole")
+    table = folder(tmp_path / "other", turned)
+    (Path(table) / "tokenizer.json").rename(tmp_path / "whole" / "tokenizer.json")
+    own = small.config._name_or_path
+    try:
+        small.config._name_or_path = str(tmp_path / "whole")
+        for drafter in (small, str(tmp_path / "whole")):
+            with pytest.raises(ValueError, match="choose a draft model with the target's token"):
+                mmspec.accelerate(target, "coupled", drafter=drafter)
+    finally:
+        small.config._name_or_path = own
+    mmspec.accelerate(target, "coupled", drafter=small)
+
+
+@pytest.mark.parametrize("content", ["", "{}", "[]", '{"model": {"vocab": 5}}'])
+def test_what_tells_nothing_refuses_nothing(tmp_path: Path, content: str) -> None:
+    (tmp_path / "tokenizer.json").write_text(content)
+    check_vocabularies(str(zoo.path("llava")), str(tmp_path))
+    check_vocabularies(str(zoo.path("llava")), "some/name")
+    check_vocabularies("", str(tmp_path))

@@ -1,0 +1,76 @@
+"""Model folders: shapes from headers are those of the tensors; damaged folders are refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from mmspec.models.folder import check_folder_exists, find_weight_files, read_json, read_shapes
+
+WEIGHTS = {"a": torch.zeros(2, 3), "b": torch.zeros(5, dtype=torch.bfloat16), "c": torch.zeros(())}
+
+
+def index(folder: Path, **files: str) -> None:
+    content = json.dumps({"weight_map": files})
+    (folder / "model.safetensors.index.json").write_text(content)
+
+
+def test_shapes_are_read_without_tensors(tmp_path: Path) -> None:
+    save_file(WEIGHTS, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    assert read_shapes(tmp_path) == {name: tuple(one.shape) for name, one in WEIGHTS.items()}
+
+
+def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
+    for name, value in WEIGHTS.items():
+        save_file({name: value}, tmp_path / f"{name}.safetensors")
+    index(tmp_path, a="a.safetensors", b="b.safetensors")
+    assert set(read_shapes(tmp_path)) == {"a", "b"}
+    save_file(WEIGHTS, tmp_path / "model.safetensors")  # a whole file wins
+    assert find_weight_files(tmp_path) == [tmp_path / "model.safetensors"]
+
+
+@pytest.mark.parametrize("name", ["../other.safetensors", "missing.safetensors"])
+def test_an_index_stays_in_its_folder(tmp_path: Path, name: str) -> None:
+    save_file(WEIGHTS, tmp_path / "part.safetensors")
+    index(tmp_path, a=name)
+    with pytest.raises(ValueError, match=r"points out of its folder|which is missing"):
+        read_shapes(tmp_path)
+
+
+@pytest.mark.parametrize("length", [0, 4, 20, -1])
+def test_truncated_weights_are_refused(tmp_path: Path, length: int) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file(WEIGHTS, file)
+    file.write_bytes(file.read_bytes()[:length])
+    with pytest.raises(ValueError, match="copy it again"):
+        read_shapes(tmp_path)
+
+
+def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="has no weights"):
+        read_shapes(tmp_path)
+    (tmp_path / "pytorch_model.bin").write_bytes(b"")
+    with pytest.raises(ValueError, match="unpickling runs code"):
+        read_shapes(tmp_path)
+
+
+def test_json_is_an_object(tmp_path: Path) -> None:
+    file = tmp_path / "config.json"
+    for text in ("[1]", "{", "x"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match="is damaged"):
+            read_json(file)
+    file.write_text('{"a": 1}')
+    assert read_json(file) == {"a": 1}
+
+
+def test_names_of_the_hub_are_no_missing_folders(tmp_path: Path) -> None:
+    check_folder_exists("owner/name")
+    check_folder_exists(str(tmp_path))
+    for name in ("", "name", "./owner/name", f"{tmp_path}/name"):
+        with pytest.raises(ValueError, match="there is no model folder"):
+            check_folder_exists(name)

@@ -1,0 +1,52 @@
+"""What `accelerate` returns can be read by people, completion and type checkers."""
+
+from __future__ import annotations
+
+import inspect
+import pydoc
+
+import pytest
+
+import mmspec
+from mmspec.accelerated import Accelerated
+from tests import toys
+from tests.modalities.speech import recognisers
+from tools import surface
+
+
+@pytest.mark.parametrize("interface", surface.interfaces(), ids=lambda one: one.__name__)
+def test_every_call_is_a_documented_method(interface: type[Accelerated]) -> None:
+    assert interface.calls
+    for name in interface.calls:
+        method = inspect.getattr_static(interface, name)
+        assert inspect.isfunction(method), name
+        assert inspect.signature(method).return_annotation is not inspect.Signature.empty
+        assert method.__doc__, name
+    first = inspect.getdoc(getattr(interface, interface.calls[0])) or ""
+    assert all(f"{part}:" in first for part in ("Args", "Returns", "Raises", "Example")), first
+
+
+def test_type_checkers_see_the_calls_of_the_classes() -> None:
+    assert surface.FILE.read_text() == surface.stub(), "run `python -m tools.surface`"
+
+
+def test_help_explains_accelerate() -> None:
+    page = pydoc.plain(pydoc.render_doc(mmspec.accelerate))
+    parts = ("Args:", "Returns:", "Raises:", "Example:", "-> 'Accelerated'")
+    assert all(part in page for part in parts), page
+
+
+def test_a_model_has_the_calls_of_its_modality_only() -> None:
+    language = mmspec.accelerate(toys.model("llava"))
+    speech = mmspec.accelerate(recognisers.whisper())
+    assert isinstance(language, mmspec.Accelerated)
+    assert {"generate", "stream", "last_stats"} <= {*dir(language)}
+    assert "transcribe" not in dir(language)
+    assert not hasattr(language, "transcribe")
+    assert {"generate", "transcribe"} <= {*dir(speech)}
+    assert "one recording" in (inspect.getdoc(speech.transcribe) or "")
+
+
+def test_another_call_is_refused_with_those_there_are() -> None:
+    with pytest.raises(AttributeError, match=r"no transcribe\(\) here; call generate\(\)"):
+        _ = mmspec.accelerate(toys.model("llava")).transcribe

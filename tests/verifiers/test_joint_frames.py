@@ -1,0 +1,294 @@
+"""Verifiers of frames: exact by enumeration, and the acceptance of one ratio per frame."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import KeyedNoise
+from mmspec.draft import Draft, Kind, Scores, Verifier
+from mmspec.targets.frames.frame_distributions import (
+    FREE,
+    DepthDistribution,
+    FrameDistribution,
+    ParallelDistribution,
+)
+from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.coupled_frames import CoupledFrames
+from mmspec.verifiers.depth_frames import DepthFrames
+from mmspec.verifiers.enumeration import ScriptedNoise
+from mmspec.verifiers.joint_frames import JointFrames, acceptance, thinning_probability
+
+BOOKS, CODES, DEPTH = 2, 2, 3  # frames of two codes, and three frames
+EVERY = torch.tensor(list(product(range(CODES), repeat=BOOKS)))  # (F, K)
+FRAMES = len(EVERY)
+
+
+@dataclass(frozen=True)
+class TableDecoder:
+    """A depth decoder with a table (states, code of book 0) -> distribution of book 1."""
+
+    table: Tensor  # (S, V, V) float64
+
+    def distributions(self, states: Tensor, codes: Tensor) -> Categorical:
+        return Categorical.from_weights(self.table[states[:, 0].long(), codes[:, 0]][:, None])
+
+    def begin(self, states: Tensor) -> Tensor:
+        return states[:, 0].long()
+
+    def step(self, memory: Tensor, code: Tensor) -> Categorical:
+        return Categorical.from_weights(self.table[memory, code])
+
+
+@dataclass(frozen=True)
+class Toy:
+    """Distributions of frames after every prefix of frames, indexed in base F, per depth."""
+
+    first: list[Tensor]  # (F ** depth, V)
+    rest: list[Tensor]  # (F ** depth, V, V): of book 1 given book 0
+    is_parallel: bool
+    hidden: bool = False  # whether book 1 is forced
+
+    @classmethod
+    def random(cls, seed: int, is_parallel: bool, hidden: bool = False) -> Toy:
+        noise = torch.Generator().manual_seed(seed)
+        first, rest = [], []
+        for depth in range(DEPTH):
+            shape = (FRAMES**depth, CODES)
+            first.append(torch.rand(shape, generator=noise, dtype=torch.float64) + 0.1)
+            table = torch.rand(*shape, CODES, generator=noise, dtype=torch.float64) + 0.1
+            rest.append(table[:, :1].expand(-1, CODES, -1) if is_parallel else table)
+        normal = [table / table.sum(-1, keepdim=True) for table in first]
+        others = [table / table.sum(-1, keepdim=True) for table in rest]
+        return cls(normal, others, is_parallel, hidden)
+
+    def distribution(self, depth: int, prefix: Tensor) -> FrameDistribution:  # (R,) -> batch (R,)
+        if not self.is_parallel:
+            decoder = TableDecoder(self.rest[depth])
+            first = Categorical.from_weights(self.first[depth][prefix])
+            return DepthDistribution(first, prefix[:, None].double(), decoder, BOOKS)
+        codes = torch.stack((self.first[depth][prefix], self.rest[depth][prefix, 0]), 1)
+        fixed = torch.tensor([FREE, 1 if self.hidden else FREE]).expand(len(prefix), -1)
+        return ParallelDistribution(Categorical.from_weights(codes), fixed)
+
+    def masses(self, depth: int) -> Tensor:  # (F ** depth, F): probabilities of frames
+        every = torch.arange(FRAMES**depth)
+        found = []
+        for frame in EVERY:
+            distribution = self.distribution(depth, every)
+            frames = frame.expand(len(every), -1)
+            mass = distribution.log_prob(frames).exp()
+            fits = (distribution.fixed_codes == FREE) | (distribution.fixed_codes == frames)
+            found.append(torch.where(fits.all(-1), mass, 0.0))
+        return torch.stack(found, -1)
+
+    def joint(self) -> Tensor:  # (F ** DEPTH,)
+        mass = torch.ones(1, dtype=torch.float64)
+        for depth in range(DEPTH):
+            mass = (mass[:, None] * self.masses(depth)).flatten()
+        return mass
+
+
+def number(frames: Tensor) -> Tensor:  # (..., K) -> (...)
+    return frames[..., 0] * CODES + frames[..., 1]
+
+
+def drafts(q: Toy) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """All chains of two frames (R, 2, K), their probabilities, and the prefixes behind each."""
+    pairs = torch.tensor(list(product(range(FRAMES), repeat=2)))
+    weight = q.masses(0)[0, pairs[:, 0]] * q.masses(1)[pairs[:, 0], pairs[:, 1]]
+    likely = weight > 0
+    pairs = pairs[likely]
+    prefixes = [torch.zeros_like(pairs[:, 0]), pairs[:, 0], pairs[:, 0] * FRAMES + pairs[:, 1]]
+    return EVERY[pairs], weight[likely], prefixes
+
+
+def stack_prefixes(toy: Toy, prefixes: list[Tensor]) -> FrameDistribution:
+    """Batch (R, M), of prefixes of 0, 1, ... frames."""
+    distributions: list[Any] = [
+        toy.distribution(depth, prefix) for depth, prefix in enumerate(prefixes)
+    ]
+    if toy.is_parallel:
+        codes = Categorical.stack([distribution.codes for distribution in distributions])
+        return ParallelDistribution(
+            codes, torch.stack([distribution.fixed_codes for distribution in distributions], 1)
+        )
+    starts = [sum(FRAMES**depth for depth in range(upto)) for upto in range(len(distributions))]
+    states = [prefix + start for prefix, start in zip(prefixes, starts, strict=True)]
+    first = Categorical.stack([distribution.first for distribution in distributions])
+    decoder = TableDecoder(torch.cat(toy.rest))
+    return DepthDistribution(first, torch.stack(states, 1)[..., None].double(), decoder, BOOKS)
+
+
+def record_distributions(q: Toy, tokens: Tensor, prefixes: list[Tensor]) -> ParallelDistribution:
+    """The distributions that the codes of a draft were sampled from, (R, N)."""
+    distributions = [q.distribution(depth, prefix) for depth, prefix in enumerate(prefixes[:-1])]
+    codes = [
+        distribution.code_distributions(tokens[:, depth])
+        for depth, distribution in enumerate(distributions)
+    ]
+    forced = torch.stack([distribution.fixed_codes for distribution in distributions], 1)
+    return ParallelDistribution(Categorical.stack(codes), forced)
+
+
+def enumerate_frames(p: Toy, q: Toy, verifier: Verifier) -> Tensor:  # (F ** DEPTH,)
+    """The distribution of three frames that one round emits, completed by the target."""
+    tokens, weight, prefixes = drafts(q)
+    draft = Draft.chain(tokens, Kind.IID, record_distributions(q, tokens, prefixes))
+    scores = Scores(stack_prefixes(p, prefixes), torch.arange(3).expand(len(tokens), -1))
+    masses = [torch.zeros(FRAMES**depth, dtype=torch.float64) for depth in range(DEPTH + 1)]
+    origin = torch.arange(len(tokens))
+    script, chance = (
+        torch.empty(len(tokens), 0, dtype=torch.int64),
+        torch.ones(len(tokens)).double(),
+    )
+    slots: dict[tuple[int, int], int] = {}
+    while len(origin):
+        noise = ScriptedNoise(script, chance, slots)
+        some = replace(draft, tokens=tokens[origin], parents=draft.parents[origin])
+        some = replace(some, mask=draft.mask[origin], distribution=draft.distribution[origin])  # type: ignore[index]
+        verdict = verifier.verify(
+            some, Scores(scores.distribution[origin], scores.position[origin]), noise
+        )
+        assert verdict.next is not None
+        share, said = weight[origin] * noise.chance, number(tokens[origin])
+        code = torch.zeros_like(origin)
+        for step in range(2):
+            code = torch.where(verdict.length > step, code * FRAMES + said[:, step], code)
+        code = code * FRAMES + number(verdict.next)
+        for length in range(DEPTH):
+            here = verdict.length == length
+            masses[length + 1].index_add_(0, code[here], share[here])
+        if not noise.branches:
+            break
+        width = len(slots)
+        pad = torch.nn.functional.pad
+        told = [pad(way, (0, width - way.shape[1]), value=-1) for _, way, _ in noise.branches]
+        origin = origin[torch.cat([rows for rows, _, _ in noise.branches])]
+        script, chance = torch.cat(told), torch.cat([part for _, _, part in noise.branches])
+    for length in range(1, DEPTH):
+        masses[length + 1] += (masses[length][:, None] * p.masses(length)).flatten()
+    return masses[-1]
+
+
+class Written(JointFrames):
+    """The same with its residual written out over all frames, so that it can be counted.
+
+    What thins the target's frames is the verifier's own `keep`; a frame of the loop has the
+    distribution p(y) (1 - Q(y) / P(y))+, normalised.
+    """
+
+    def _residual(
+        self, p: FrameDistribution, q: FrameDistribution, refused: Tensor, noise: Any
+    ) -> Tensor:
+        weights = []
+        for frame in EVERY:
+            frames = frame.expand(len(refused), -1)
+            fits = ((p.fixed_codes == FREE) | (p.fixed_codes == frames)).all(-1)
+            mass = p.log_prob(frames).exp() * fits
+            weights.append(mass * torch.where(refused, thinning_probability(p, q, frames), 1.0))
+        return EVERY[noise.pick(torch.stack(weights, -1), 4)]
+
+
+@pytest.mark.parametrize(
+    ("is_parallel", "hidden"),
+    [(True, False), (True, True), (False, False)],  # a depth decoder forces nothing
+    ids=["delay", "delay-forced", "depth"],
+)
+def test_codes_one_by_one_are_exact(is_parallel: bool, hidden: bool) -> None:
+    p, q = Toy.random(0, is_parallel, hidden), Toy.random(1, is_parallel, hidden)
+    found = enumerate_frames(p, q, DepthFrames())
+    torch.testing.assert_close(found, p.joint(), atol=1e-12, rtol=0)
+
+
+@pytest.mark.parametrize("hidden", [False, True], ids=["free", "forced"])
+def test_one_ratio_per_frame_is_exact(hidden: bool) -> None:
+    p, q = Toy.random(0, True, hidden), Toy.random(1, True, hidden)
+    torch.testing.assert_close(enumerate_frames(p, q, Written()), p.joint(), atol=1e-12, rtol=0)
+
+
+def test_a_wrong_walk_is_convicted() -> None:
+    """The residual of one code instead of the frame's is another distribution."""
+
+    class Mixed(JointFrames):
+        def _residual(
+            self, p: FrameDistribution, q: FrameDistribution, refused: Tensor, noise: Any
+        ) -> Tensor:
+            blank = p.fixed_codes.clamp_min(0)
+            left = p.code_distributions(blank).residual(q.code_distributions(blank)).probs
+            own = p.code_distributions(blank).probs
+            weights = torch.where(refused[:, None, None], left, own)
+            return torch.stack([noise.pick(weights[:, k], 9 + k) for k in range(BOOKS)], -1)
+
+    p, q = Toy.random(0, True), Toy.random(1, True)
+    assert float((enumerate_frames(p, q, Mixed()) - p.joint()).abs().sum()) > 0.01
+
+
+def test_the_thinned_frames_have_the_residual_distribution() -> None:
+    """The loop itself, against the closed form: a chi-square at a false-alarm rate of 1e-4."""
+    p, q = Toy.random(2, True), Toy.random(3, True)
+    rows = 4000
+    zero = torch.zeros(rows, dtype=torch.int64)
+    noise = KeyedNoise.from_seed(0, rows, zero.device)
+    drawn = JointFrames()._residual(
+        p.distribution(0, zero), q.distribution(0, zero), zero == 0, noise
+    )
+    counts = torch.bincount(number(drawn), minlength=FRAMES).double()
+    wanted = (p.masses(0)[0] - q.masses(0)[0]).clamp_min(0)
+    wanted = rows * wanted / wanted.sum()
+    possible = wanted > 0
+    assert counts[~possible].sum() == 0
+    statistic = float(((counts - wanted)[possible] ** 2 / wanted[possible]).sum())
+    assert statistic < 21.1  # three degrees of freedom at most
+
+
+PAIR = (  # three books of six codes, p and q in thousandths
+    (
+        (109, 250, 219, 277, 142, 3),
+        (406, 2, 114, 3, 194, 281),
+        (54, 62, 564, 258, 45, 18),
+    ),
+    (
+        (214, 18, 46, 183, 251, 288),
+        (93, 7, 98, 1, 65, 736),
+        (26, 264, 285, 39, 44, 342),
+    ),
+)
+
+
+def test_codebook_by_codebook_accepts_less() -> None:
+    """Whole frames pass with 0.262, and with 0.128 where every book has to pass by itself."""
+    p, q = torch.tensor(PAIR, dtype=torch.float64)
+    p, q = p / p.sum(-1, keepdim=True), q / q.sum(-1, keepdim=True)
+    every = torch.tensor(list(product(range(6), repeat=3)))
+    fixed = torch.full((len(every), 3), FREE)
+    distributions = [
+        ParallelDistribution(Categorical.from_weights(one.expand(len(every), -1, -1)), fixed)
+        for one in (p, q)
+    ]
+    drafted = distributions[1].log_prob(every).exp()
+    joint = float((drafted * acceptance(distributions[0], distributions[1], every)).sum())
+    single = float(torch.minimum(p, q).sum(-1).prod())
+    assert (round(joint, 3), round(single, 3)) == (0.262, 0.128)
+
+
+@pytest.mark.parametrize("is_parallel", [True, False], ids=["delay", "depth"])
+def test_coupled_frames_are_those_that_the_whole_distribution_draws(is_parallel: bool) -> None:
+    """Code by code with kept prefixes, and frame by frame from scratch: the same verdicts."""
+    p, q = Toy.random(4, is_parallel), Toy.random(5, is_parallel)
+    tokens, _, prefixes = drafts(q)
+    draft = Draft.chain(tokens, Kind.DET)
+    scores = Scores(stack_prefixes(p, prefixes), torch.arange(3).expand(len(tokens), -1))
+    noise = KeyedNoise.from_seed(7, len(tokens), tokens.device, [0] * len(tokens))
+    one, other = (way.verify(draft, scores, noise) for way in (CoupledFrames(), Coupled()))
+    assert one.length.tolist() == other.length.tolist()
+    assert set(one.length.tolist()) == {0, 1, 2}
+    assert one.next is not None
+    assert other.next is not None
+    assert one.next.tolist() == other.next.tolist()
