@@ -120,7 +120,7 @@ def test_a_recipe_is_certified_on_a_model_that_draws(
     found = run(capsys, *asked, "--samples", "500", "--seeds", "2")
     assert found["verdict"] == "exact"
     greedy = next(check for check in found["checks"] if check["name"] == "greedy equality")
-    assert greedy["detail"].startswith("1 of 1 answers are those of generate()")
+    assert greedy["detail"].startswith("1 of 1 outputs equal those of generate()")
 
 
 @pytest.mark.exhaustive

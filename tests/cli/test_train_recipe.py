@@ -113,7 +113,7 @@ def test_a_training_that_was_killed_ends_with_the_same_weights(
     how = ("--steps", "5", "--every", "2", "--ema", "0.5", "--accumulate", "2", "--rate", "0.01")
     found = run(capsys, *_train_command(root, tmp_path / "whole", *how))
     assert (found["steps"], found["questions"] + found["held out"], found["left out"]) == (5, 7, 1)
-    assert "broken.png is not a picture" in found["reasons"][0]
+    assert "broken.png is not an image" in found["reasons"][0]
     with stopped(3, KeyboardInterrupt()):
         assert main(_train_command(root, tmp_path / "cut", *how)) == 130
     said = capsys.readouterr().err

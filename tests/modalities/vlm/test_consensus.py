@@ -114,5 +114,5 @@ def test_models_of_the_zoo_agree_and_the_large_one_decides() -> None:
     assert found.text == judge.text(found.output)
     other = speculative_verdict(small, judge, asked, picture, keep=2, recipe="prompt-lookup")
     assert (other.text, other.selected) == (found.text, found.selected)
-    with pytest.raises(ValueError, match="1 small models of which keep=3 explain"):
+    with pytest.raises(ValueError, match="1 small models with keep=3 give no consensus"):
         speculative_verdict(small[:1], judge, asked, picture)
