@@ -48,7 +48,7 @@ def parse_compressor(text: str) -> Compressor:
     of range.
     """
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no name of a compressor; give one such as 'average-pool'")
+        raise ValueError(f"{text!r} is not a name of a compressor; give one such as 'average-pool'")
     name, _, rest = text.partition(":")
     maker = find_class(name)
     known = {one.name: one.default for one in fields(maker)}

@@ -47,7 +47,7 @@ class ActionPrune(Compressor):
         for share in (self.coarse, self.fine, self.static):
             check_keep(share)
         if not -1 <= self.limit <= 1:
-            raise ValueError(f"limit={self.limit} is no cosine; give one in [-1, 1]")
+            raise ValueError(f"limit={self.limit} is not a cosine; give one in [-1, 1]")
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         total = len(features.values)

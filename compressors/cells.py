@@ -76,7 +76,7 @@ def cell_count(features: int, grid: Grid | None, stride: int) -> int:
 def check_stride(stride: int) -> None:
     """Check a stride. Raises ValueError below 1."""
     if stride < 1:
-        raise ValueError(f"stride={stride} is no cell size; give 1 (no pooling) or more")
+        raise ValueError(f"stride={stride} is not a cell size; give 1 (no pooling) or more")
 
 
 def _bins(length: int, size: int, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:

@@ -36,7 +36,7 @@ class Holistic(TokenSelection):
         weights = (self.relevance, self.novelty, self.complexity)
         if min(weights) < 0 or sum(weights) <= 0:
             raise ValueError(
-                f"relevance, novelty, complexity = {weights} are no weights; give numbers from 0 "
+                f"relevance, novelty, complexity = {weights} are not weights; give numbers from 0 "
                 "up, not all 0"
             )
         if self.window < 1 or self.window % 2 == 0:

@@ -46,7 +46,7 @@ class TokenSelection(FixedShare):
 def check_keep(keep: float) -> None:
     """Check a share of the tokens. Raises ValueError outside (0, 1]."""
     if not 0 < keep <= 1:
-        raise ValueError(f"keep={keep} is no share of the tokens; give one in (0, 1]")
+        raise ValueError(f"keep={keep} is not a share of the tokens; give one in (0, 1]")
 
 
 def count_kept(keep: float, count: int) -> int:

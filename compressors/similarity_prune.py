@@ -28,7 +28,7 @@ class SimilarityPrune(TokenSelection):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not -1 <= self.limit <= 1:
-            raise ValueError(f"limit={self.limit} is no cosine; give one in [-1, 1]")
+            raise ValueError(f"limit={self.limit} is not a cosine; give one in [-1, 1]")
 
     def count(self, features: int, grid: Grid | None = None) -> None:
         return None

@@ -28,7 +28,7 @@ class TemporalRedundancy(Compressor):
 
     def __post_init__(self) -> None:
         if not -1 <= self.limit <= 1:
-            raise ValueError(f"limit={self.limit} is no cosine; give one in [-1, 1]")
+            raise ValueError(f"limit={self.limit} is not a cosine; give one in [-1, 1]")
 
     def compress(self, features: Features, signals: Mapping[str, Tensor]) -> Compressed:
         frames, rows, columns = features.shape

@@ -30,7 +30,9 @@ class TopPUniform(TokenSelection):
     def __post_init__(self) -> None:
         super().__post_init__()
         if not 0 <= self.mass <= 1:
-            raise ValueError(f"mass={self.mass} is no share of the attention; give one in [0, 1]")
+            raise ValueError(
+                f"mass={self.mass} is not a share of the attention; give one in [0, 1]"
+            )
 
     def select(self, features: Features, signals: Mapping[str, Tensor], count: int) -> Tensor:
         scores = signals["question-attention"].double()

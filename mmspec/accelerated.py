@@ -266,6 +266,6 @@ def check_call_arguments(seed: Any, row_ids: Any, on_round: Any) -> None:
         row_ids = row_ids.tolist() if isinstance(row_ids, np.ndarray) else row_ids
         listed = isinstance(row_ids, Sequence) and not isinstance(row_ids, str)
         if not listed or not all(is_integer(one) for one in row_ids):
-            raise ValueError(f"row_ids={row_ids!r} are no whole numbers; give one per row")
+            raise ValueError(f"row_ids={row_ids!r} are not whole numbers; give one per row")
     if on_round is not None and not callable(on_round):
         raise ValueError(f"on_round={on_round!r} cannot be called; give a function of a Round")

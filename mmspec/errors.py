@@ -120,9 +120,9 @@ def check_same_kind(name: str, value: Any, usual: Any) -> None:
             check_number(name, value, example=float(usual))
     elif isinstance(usual, str) and not isinstance(value, str):
         if type(value).__module__ == "builtins":
-            raise ValueError(f"{name}={value!r} is no name; give one, such as {usual!r}")
+            raise ValueError(f"{name}={value!r} is not a name; give one, such as {usual!r}")
     elif isinstance(usual, list | tuple) and not isinstance(value, list | tuple):
-        raise ValueError(f"{name}={value!r} is no list; give one, such as {list(usual)}")
+        raise ValueError(f"{name}={value!r} is not a list; give one, such as {list(usual)}")
 
 
 def is_of_library(error: Exception) -> bool:
@@ -157,7 +157,7 @@ def explain_load_errors(source: str | Path, what: str = "model") -> Iterator[Non
                 "that save_pretrained wrote"
             ) from error
         raise ValueError(
-            f"{source} is no folder here and cannot be read from the hub ({reason}); check the "
+            f"{source} is not a folder here and cannot be read from the hub ({reason}); check the "
             "name and the connection, or give a folder or zoo:NAME"
         ) from error
 
@@ -215,7 +215,7 @@ def parse_parameters(text: str, known: Mapping[str, Any], name: str) -> dict[str
         key, _, value = pair.partition("=")
         if key not in known or not value:
             listed = ", ".join(f"{key}={default}" for key, default in known.items()) or "none"
-            raise ValueError(f"{pair!r} is no parameter of {name!r}; it has {listed}")
+            raise ValueError(f"{pair!r} is not a parameter of {name!r}; it has {listed}")
         given[key] = _value(value, known[key], pair)
     return given
 

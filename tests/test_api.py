@@ -332,7 +332,7 @@ def test_seeds_and_row_ids_are_whole_numbers(seed: Any) -> None:
     fast, request = mmspec.accelerate(toys.model("llama"), "plain"), toys.inputs("llama")
     with pytest.raises(ValueError, match=f"seed={seed!r} must be a whole number"):
         fast.generate(**request, seed=seed)
-    with pytest.raises(ValueError, match=r"row_ids=.* are no whole numbers; give one per row"):
+    with pytest.raises(ValueError, match=r"row_ids=.* are not whole numbers; give one per row"):
         fast.generate(**request, seed=0, row_ids=[seed])
 
 
@@ -345,7 +345,7 @@ def test_row_ids_may_be_an_array() -> None:
     own = fast.model.generate(**how, row_ids=ids, custom_generate=fast, do_sample=True)
     assert torch.equal(own, listed.sequences)
     for wrong in (ids[None], ids + 0.5, np.array(5)):
-        with pytest.raises(ValueError, match=r"row_ids=.* are no whole numbers; give one per row"):
+        with pytest.raises(ValueError, match=r"row_ids=.* are not whole numbers; give one per row"):
             fast.generate(**how, row_ids=wrong)
 
 

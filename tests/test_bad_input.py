@@ -170,7 +170,10 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: fast(drafter=small(), tree=[2, -1]),
         ["tree=[2, -1]", "[3, 2, 1]"],
     ),
-    "sight that is no text": (lambda: fast("llava", drafter=small(), sees={}), ["sees={}", "view"]),
+    "sight that is not a string": (
+        lambda: fast("llava", drafter=small(), sees={}),
+        ["sees={}", "view"],
+    ),
     "sight of a recipe without draft model": (
         lambda: fast("llava", recipe="suffix", sees="pixels"),
         ["'suffix'", "drop sees="],
@@ -183,7 +186,7 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: fast(recipe="draft-verify", skip=7),
         ["skip=7", "0 to 1"],
     ),
-    "recipe that is no name": (lambda: fast(recipe=5), ["recipe=5", "mmspec.recipes.names()"]),
+    "recipe that is not a name": (lambda: fast(recipe=5), ["recipe=5", "mmspec.recipes.names()"]),
     "model without a head": (
         lambda: mmspec.accelerate(toys.model("llava").model),
         ["LlavaModel", "no output head", "AutoModelForImageTextToText"],
@@ -275,7 +278,7 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         lambda: generate(request=changed(input_ids=toys.inputs("llama")["input_ids"] + 10**6)),
         ["input_ids hold 100", "160 tokens", "processor"],
     ),
-    "ids that are no whole numbers": (
+    "ids that are not whole numbers": (
         lambda: generate(request=changed(input_ids=torch.rand(1, 4))),
         ["input_ids are torch.float32", "torch.int64"],
     ),
@@ -328,7 +331,7 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         lambda: generate(top_p="x"),
         ["top_p='x'", "must be a number"],
     ),
-    "setting that is no truth": (
+    "setting that is not a truth": (
         lambda: generate(do_sample="yes"),
         ["do_sample='yes'", "True nor False"],
     ),
@@ -338,7 +341,7 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
     ),
     "list of a setting that is none": (
         lambda: generate(bad_words_ids=5),
-        ["bad_words_ids=5", "no list"],
+        ["bad_words_ids=5", "not a list"],
     ),
     "processors that are none": (
         lambda: generate(logits_processor=5),

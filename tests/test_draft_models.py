@@ -113,6 +113,6 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
 def test_what_is_no_source_of_distributions_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(type(BIGRAM), "read", lambda self, model, target, sees: model)
     with pytest.raises(
-        ValueError, match=r"a BigramHead is no source of draft distributions; .*DraftModel"
+        ValueError, match=r"a BigramHead is not a source of draft distributions; .*DraftModel"
     ):
         mmspec.accelerate(toys.model("llava"), "bigram", drafter=head())

@@ -87,7 +87,7 @@ def test_parameters_are_parsed_by_the_type_of_their_default() -> None:
         ("size=1", "it has keep=0.5, rows=2, name=a"),
         ("rows=1.5", "gives no int"),
         ("keep=x", "gives no float"),
-        ("rows", "is no parameter"),
+        ("rows", "is not a parameter"),
     ):
         with pytest.raises(ValueError, match=says):
             errors.parse_parameters(text, known, "x")
@@ -116,7 +116,7 @@ def test_errors_of_libraries_are_recognised() -> None:
     ("source", "error", "says"),
     [
         (".", OSError("broken"), r"^\. cannot be read as a model \(broken\)"),
-        ("a/b", OSError("broken"), r"^a/b is no folder here .* zoo:NAME"),
+        ("a/b", OSError("broken"), r"^a/b is not a folder here .* zoo:NAME"),
         ("a/b", OSError("pass trust_remote_code=True"), r"^a/b holds code of its own"),
         (".", ValueError("our own message"), r"^our own message$"),
     ],

@@ -168,8 +168,8 @@ def test_certificates_tell_right_from_wrong() -> None:
 @pytest.mark.parametrize(
     ("parts", "asked", "message"),
     [
-        ({}, {"start": [3]}, r"start=\[3\] are no states; give one per row, 0 to 2"),
-        ({}, {"start": []}, "are no states"),
+        ({}, {"start": [3]}, r"start=\[3\] are not states; give one per row, 0 to 2"),
+        ({}, {"start": []}, "are not states"),
         ({}, {"start": [0], "days": 0}, "days=0 is too small; give at least 1"),
         ({}, {"start": [0], "nights": 2}, "nights is not a setting of .*; known: start, days"),
         ({}, {"days": 2}, "start is missing"),
@@ -279,7 +279,7 @@ def test_a_prompt_is_answered(said: dict[str, tuple[int, str, str]]) -> None:
 def test_options_of_others_are_refused(said: dict[str, tuple[int, str, str]]) -> None:
     code, _, err = said["generate, wrong"]
     assert code == 1
-    assert "--prompt '7' is no state of this chain; give 0 to 2" in err
+    assert "--prompt '7' is not a state of this chain; give 0 to 2" in err
     code, _, err = said["generate, foreign"]
     assert code == 1
     assert "it has --days, --temperature, --length" in err

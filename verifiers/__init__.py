@@ -34,7 +34,7 @@ def parse_verifier(text: str) -> Verifier:
     Raises ValueError for unknown names and parameters.
     """
     if not isinstance(text, str):
-        raise ValueError(f"{text!r} is no name of a verifier; give one such as 'coupled'")
+        raise ValueError(f"{text!r} is not a name of a verifier; give one such as 'coupled'")
     name, _, rest = text.partition(":")
     make = _find(name)
     defaults = _defaults(make)

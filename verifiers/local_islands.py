@@ -37,7 +37,7 @@ class LocalIslands(Verifier):
     def __post_init__(self) -> None:
         if not self.reach >= 0:
             raise ValueError(
-                f"reach={self.reach} is no distance; give 0 for rejected cells alone, or more"
+                f"reach={self.reach} is not a distance; give 0 for rejected cells alone, or more"
             )
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:

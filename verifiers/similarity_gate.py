@@ -39,7 +39,7 @@ class SimilarityGate(Gate):
         check_number("eta", self.eta, 0, 1, example=0.1)
         check_number("most_skips", self.max_skips, 1, whole=True, example=4)
         if not self.delta >= 0:
-            raise ValueError(f"delta={self.delta} is no distance; give 0 or more")
+            raise ValueError(f"delta={self.delta} is not a distance; give 0 or more")
 
     @classmethod
     def from_store(

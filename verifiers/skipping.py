@@ -62,7 +62,7 @@ class SkipSimilar:
 
     def __post_init__(self) -> None:
         if not -1 <= self.threshold <= 1:
-            raise ValueError(f"threshold={self.threshold} is no cosine; give one within [-1, 1]")
+            raise ValueError(f"threshold={self.threshold} is not a cosine; give one within [-1, 1]")
 
     def should_skip(self, context: Context, draft: Draft) -> bool:
         tokens = draft.tokens.tolist()

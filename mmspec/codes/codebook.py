@@ -196,7 +196,7 @@ class Neighbours(CodeTokens):
             with safe_open(file, framework="pt") as source:
                 metadata = source.metadata() or {}
                 if not {"vocabulary", "metric", "fingerprint"} <= set(metadata):
-                    raise ValueError(f"{file} is no neighbour table; {remedy}")
+                    raise ValueError(f"{file} is not a neighbour table; {remedy}")
                 near, ids = source.get_tensor("near"), source.get_tensor("ids")
         except (OSError, SafetensorError) as error:
             raise ValueError(

@@ -39,7 +39,8 @@ class Grid:
             )
         if not isinstance(self.codes, Tensor) and not 0 <= self.codes[0] < self.codes[1]:
             raise ValueError(
-                f"codes={self.codes} is no range of ids; give (first, stop) with 0 <= first < stop"
+                f"codes={self.codes} is not a range of ids; give (first, stop) with "
+                "0 <= first < stop"
             )
         if isinstance(self.codes, Tensor) and (self.codes.dim() != 1 or not len(self.codes)):
             raise ValueError(

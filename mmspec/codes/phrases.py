@@ -26,7 +26,7 @@ class Phrases:
         for phrase in self.counts:
             if len(phrase) < 2 or min(phrase) < 0:
                 raise ValueError(
-                    f"{phrase} is no phrase; a phrase has two token ids or more, all from 0 up"
+                    f"{phrase} is not a phrase; a phrase has two token ids or more, all from 0 up"
                 )
 
     @classmethod
@@ -91,7 +91,8 @@ class Phrases:
             ) from error
         if set(saved) != {"tokens", "counts"}:
             raise ValueError(
-                f"{file} holds {', '.join(sorted(saved))}, not tokens and counts; it is no phrase "
+                f"{file} holds {', '.join(sorted(saved))}, not tokens and counts; it is not a "
+                "phrase "
                 "library, make one with Phrases.build(...).save(file)"
             )
         rows = zip(saved["tokens"].tolist(), saved["counts"].tolist(), strict=True)

@@ -23,7 +23,9 @@ def parse_size(option: str, typed: str, example: str) -> tuple[int, int]:
     """Parse rows and columns such as "4x4". Raises ValueError for any other text."""
     found = typed.lower().split("x")
     if len(found) != 2 or not all(side.isdigit() and int(side) for side in found):
-        raise ValueError(f"{option} {typed} is no size; give rows and columns, such as {example}")
+        raise ValueError(
+            f"{option} {typed} is not a size; give rows and columns, such as {example}"
+        )
     return int(found[0]), int(found[1])
 
 

@@ -163,7 +163,9 @@ def _check_kv(recipe: Recipe, kv: Any) -> None:
 def _check_sight(recipe: Recipe, drafter: Any, compressor: Any, sees: Any) -> None:
     """Refuse `sees` and `compressor` where they have no effect. Raises ValueError."""
     if sees is not None and not isinstance(sees, str):
-        raise ValueError(f"sees={sees!r} is no text; give a view, such as 'pixels' or 'nothing'")
+        raise ValueError(
+            f"sees={sees!r} is not a string; give a view, such as 'pixels' or 'nothing'"
+        )
     given = {"sees": sees, "compressor": None if recipe.kv else compressor}
     idle = [name for name, value in given.items() if value is not None]
     if idle and drafter is None and not recipe.takes_drafter and sees != recipe.sees:

@@ -67,7 +67,9 @@ def request(model: LlamaGenForImageGeneration, inputs: Mapping[str, Any]) -> dic
         listed = given.tolist() if isinstance(given, Tensor) else given
         listed = listed if isinstance(listed, list | tuple) else [listed]
         if not listed or not all(is_integer(one) for one in listed):
-            raise ValueError(f"class_ids={given!r} are no classes; give a number or a list of them")
+            raise ValueError(
+                f"class_ids={given!r} are not classes; give a number or a list of them"
+            )
         classes = torch.as_tensor(listed, device=model.device).reshape(-1, 1)
         if not 0 <= int(classes.min()) <= int(classes.max()) < config.num_classes:
             raise ValueError(

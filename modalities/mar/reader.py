@@ -51,7 +51,7 @@ def class_tensor(model: MarForImageGeneration, given: Any) -> Tensor:  # (B,)
     if isinstance(given, Tensor | np.ndarray | np.integer):
         given = torch.as_tensor(given).reshape(-1).tolist()
     if not isinstance(given, Sequence) or isinstance(given, str) or not given:
-        raise ValueError(f"class_labels={given!r} are no classes; give a number or a list of them")
+        raise ValueError(f"class_labels={given!r} are not classes; give a number or a list of them")
     wrong = [one for one in given if one is not None and not (is_integer(one) and 0 <= one < none)]
     if wrong:
         raise ValueError(

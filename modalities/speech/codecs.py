@@ -65,7 +65,7 @@ class Codec:
         kind = getattr(getattr(model, "config", None), "model_type", None)
         if kind is None or kind not in _CODEC_FIELDS:
             raise ValueError(
-                f"codec={format_value(model)} is no codec known here; give one of "
+                f"codec={format_value(model)} is not a codec known here; give one of "
                 f"{', '.join(_CODEC_FIELDS)} (transformers), or its folder"
             )
         facts, config = _CODEC_FIELDS[kind], model.config

@@ -138,7 +138,8 @@ def _read_with_soundfile(path: Path, why: Exception) -> tuple[Tensor, int]:
         import soundfile
     except ImportError:
         raise ValueError(
-            f"{path} is no integer WAV ({why}), and soundfile, which reads other formats, is not "
+            f"{path} is not an integer WAV ({why}), and soundfile, which reads other formats, "
+            "is not "
             "installed: pip install mmspec[speech]"
         ) from None
     try:
@@ -153,10 +154,10 @@ def _to_tensor(given: Any) -> Tensor:
         samples = torch.as_tensor(given if isinstance(given, Tensor) else np.asarray(given))
     except (TypeError, ValueError):
         raise ValueError(
-            f"audio={format_value(given)} are no samples; give a file, or a tensor (n,)"
+            f"audio={format_value(given)} are not samples; give a file, or a tensor (n,)"
         ) from None
     if samples.is_complex() or samples.dtype == torch.bool:
-        raise ValueError(f"samples of {samples.dtype} are no audio; give floats in [-1, 1]")
+        raise ValueError(f"samples of {samples.dtype} are not audio; give floats in [-1, 1]")
     if samples.dtype in UNSCALED_TYPES:
         raise ValueError(
             f"integers of {samples.dtype}, the type of a list of them, have no known full scale; "

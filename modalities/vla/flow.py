@@ -68,7 +68,7 @@ def sample_actions(
     """
     if model.config.model_type != "pi0":
         raise ValueError(
-            f"{type(model).__name__} is no flow-matching policy of transformers; give a "
+            f"{type(model).__name__} is not a flow-matching policy of transformers; give a "
             "PI0ForConditionalGeneration, or use accelerate(model) for a policy with action tokens"
         )
     chosen = recipes.get(recipe) if isinstance(recipe, str) else recipe

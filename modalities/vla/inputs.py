@@ -43,7 +43,7 @@ def load_image(image: Any) -> Image.Image:
         if not is_array or pixels.dtype != np.uint8 or pixels.ndim != 3 or pixels.shape[2] != 3:
             given = f"{pixels.dtype} {pixels.shape}" if is_array else format_value(image)
             raise ValueError(
-                f"image={given} is no camera image; give a PIL image, or (H, W, 3) of uint8"
+                f"image={given} is not a camera image; give a PIL image, or (H, W, 3) of uint8"
             )
         if not pixels.size:
             raise ValueError(f"image of shape {pixels.shape} has no pixels; give (H, W, 3)")

@@ -34,7 +34,7 @@ def parse_observation(observation: Any) -> Observation:
     """Parse an observation. Raises ValueError for other formats."""
     if not isinstance(observation, Mapping):
         raise ValueError(
-            f"observation={format_value(observation)} is no dictionary; give {IMAGE} or "
+            f"observation={format_value(observation)} is not a dictionary; give {IMAGE} or "
             f"{IMAGES}NAME, {TASK}, and {STATE} if available"
         )
     images = {n: v for n, v in observation.items() if n == IMAGE or str(n).startswith(IMAGES)}
@@ -59,7 +59,9 @@ def _to_images(name: str, value: Any) -> list[Image.Image]:
     """Images of one camera, from channels first."""
     tensor = value if isinstance(value, Tensor) else None
     if tensor is None or tensor.dim() != 4 or tensor.shape[1] != 3 or not tensor.numel():
-        raise ValueError(f"{name}={format_value(value)} is no batch of images; give (B, 3, H, W)")
+        raise ValueError(
+            f"{name}={format_value(value)} is not a batch of images; give (B, 3, H, W)"
+        )
     if tensor.is_floating_point():
         low, high = tensor.aminmax()
         if not (low >= -HALF_LEVEL and high <= 1 + HALF_LEVEL):

@@ -153,7 +153,7 @@ def parse_robots(robots: Any, count: int | None) -> list[int]:
     is_list = isinstance(robots, Sequence) and not isinstance(robots, str)
     if not is_list or not robots or not all(is_integer(one) and one >= 0 for one in robots):
         raise ValueError(
-            f"robots={format_value(robots)} are no numbers of robots; give a list, such as [0, 2]"
+            f"robots={format_value(robots)} are not numbers of robots; give a list, such as [0, 2]"
         )
     found = [int(one) for one in robots]
     if len(set(found)) < len(found):

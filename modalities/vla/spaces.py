@@ -25,7 +25,7 @@ def chunk_size(config: Any) -> int:
     """The number of actions per request. Raises ValueError for what is no number."""
     chunk = vars(config).get(CHUNK) or 1
     if not is_integer(chunk) or chunk < 1:
-        raise ValueError(f"{CHUNK}={chunk!r} in the configuration is no number of actions")
+        raise ValueError(f"{CHUNK}={chunk!r} in the configuration is not a number of actions")
     return int(chunk)
 
 

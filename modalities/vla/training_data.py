@@ -74,7 +74,8 @@ class PolicyTeacher:
             values = []
         if len(values) != self.policy.num_tokens or not np.isfinite(values).all():
             raise ValueError(
-                f"the answer {answer!r} is no action; give {self.policy.num_tokens} numbers, or "
+                f"the answer {answer!r} is not an action; give {self.policy.num_tokens} "
+                "numbers, or "
                 "drop answers to use the policy's own actions"
             )
         rows = torch.tensor(values, dtype=torch.float64).view(-1, space.size)

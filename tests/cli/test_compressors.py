@@ -36,7 +36,7 @@ ASKED = ("generate", "--image", "zoo:scene", "--prompt", "What is there?", "--no
     ("compressor", "message"),
     [
         ("pool", "there is no compressor 'pool'"),
-        ("attn-topk:keep=0", "keep=0 is no share of the tokens; give one in (0, 1]"),
+        ("attn-topk:keep=0", "keep=0 is not a share of the tokens; give one in (0, 1]"),
         ("resampler", "has trained parameters, and none were given"),
     ],
 )

@@ -149,9 +149,15 @@ def test_knobs_are_turned(
             ("generate", "--prompt", "x", "--model", "CAPTION"),
             "conditioned on caption, caption_mask",
         ),
-        (("generate", "--prompt", "a", "--model", "JANUS", "--codes", "9"), "--codes 9 is no size"),
+        (
+            ("generate", "--prompt", "a", "--model", "JANUS", "--codes", "9"),
+            "--codes 9 is not a size",
+        ),
         (("generate", "--prompt", "a", "--model", "JANUS", "--codes", "3x5"), "4 x 4 codes"),
-        (("generate", "--prompt", "a", "--model", "JANUS", "--grid", "0x2"), "--grid 0x2 is no s"),
+        (
+            ("generate", "--prompt", "a", "--model", "JANUS", "--grid", "0x2"),
+            "--grid 0x2 is not a s",
+        ),
         (("generate", "--prompt", "a", "--model", "JANUS", "--grid", "9x9"), "give --codes 9x9"),
         (
             ("generate", "--prompt", "a", "--model", "JANUS", "--steps-map", "no/x.png"),

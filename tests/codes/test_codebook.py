@@ -150,7 +150,7 @@ def test_the_fingerprint_knows_the_precision_it_is_stored_in() -> None:
 
 def test_another_file_is_no_table(tmp_path: Path) -> None:
     save_file({"near": torch.zeros(2, 1)}, tmp_path / "other.safetensors")
-    with pytest.raises(ValueError, match="is no neighbour table"):
+    with pytest.raises(ValueError, match="is not a neighbour table"):
         Neighbours.load(tmp_path / "other.safetensors")
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(b"no tensors")

@@ -48,7 +48,7 @@ def test_codes_are_a_range_or_ids() -> None:
 def test_what_is_no_grid_is_refused() -> None:
     with pytest.raises(ValueError, match="a grid of 0 x 3 has no cells"):
         Grid(0, 3, codes=(0, 4))
-    with pytest.raises(ValueError, match="no range of ids"):
+    with pytest.raises(ValueError, match="not a range of ids"):
         Grid(2, 3, codes=(4, 4))
     with pytest.raises(ValueError, match=r"codes has shape \(1, 2\)"):
         Grid(2, 3, codes=torch.ones(1, 2))

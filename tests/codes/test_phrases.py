@@ -68,7 +68,7 @@ def test_what_is_no_library_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_what_is_no_library_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"\(3,\) is no phrase"):
+    with pytest.raises(ValueError, match=r"\(3,\) is not a phrase"):
         Phrases({(3,): 2})
     with pytest.raises(ValueError, match="outside the vocabulary of 4"):
         Trie.build(Phrases({(1, 7): 2}), 4, CPU)

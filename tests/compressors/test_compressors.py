@@ -94,14 +94,14 @@ def test_hide_all_leaves_nothing() -> None:
         ),
         (
             "attn-topk:share=0.5",
-            "'share=0.5' is no parameter of 'attn-topk'; it has keep",
+            "'share=0.5' is not a parameter of 'attn-topk'; it has keep",
         ),
-        ("attn-topk:keep", "'keep' is no parameter of 'attn-topk'; it has keep=0.5"),
+        ("attn-topk:keep", "'keep' is not a parameter of 'attn-topk'; it has keep=0.5"),
         ("attn-topk:keep=half", "'keep=half' gives no float, as in the default 0.5"),
-        ("attn-topk:keep=0", "keep=0 is no share of the tokens"),
-        ("attn-topk:keep=1.5", "keep=1.5 is no share of the tokens"),
+        ("attn-topk:keep=0", "keep=0 is not a share of the tokens"),
+        ("attn-topk:keep=1.5", "keep=1.5 is not a share of the tokens"),
         ("average-pool:stride=2.5", "'stride=2.5' gives no int, as in the default 2"),
-        ("identity:keep=1", "'keep=1' is no parameter of 'identity'; it has none"),
+        ("identity:keep=1", "'keep=1' is not a parameter of 'identity'; it has none"),
     ],
 )
 def test_unknown_names_are_refused(text: str, message: str) -> None:
@@ -121,7 +121,7 @@ def test_parameters_stand_behind_the_name() -> None:
 @pytest.mark.parametrize("keep", [0.0, -0.1, 1.01, float("nan")])
 def test_a_share_is_above_0_and_at_most_1(name: str, keep: float) -> None:
     maker: Any = type(parse_compressor(name))
-    with pytest.raises(ValueError, match=r"no share of the tokens; give one in \(0, 1\]"):
+    with pytest.raises(ValueError, match=r"not a share of the tokens; give one in \(0, 1\]"):
         maker(keep=keep)
 
 

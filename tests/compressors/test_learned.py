@@ -207,5 +207,5 @@ def test_damaged_folders_are_named(tmp_path: Path, name: str) -> None:
 
 
 def test_what_is_no_name_is_refused() -> None:
-    with pytest.raises(ValueError, match="None is no name of a compressor"):
+    with pytest.raises(ValueError, match="None is not a name of a compressor"):
         parse_compressor(None)  # type: ignore[arg-type]

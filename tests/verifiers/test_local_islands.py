@@ -130,7 +130,7 @@ def test_the_distance_of_what_is_committed_is_reported() -> None:
 
 
 def test_what_does_not_fit() -> None:
-    with pytest.raises(ValueError, match="reach=-1 is no distance"):
+    with pytest.raises(ValueError, match="reach=-1 is not a distance"):
         LocalIslands(Unless(0), -1)
     blind = replace(draft([[0] * NODES]), extras=None)
     with pytest.raises(ValueError, match="needs the grid positions"):

@@ -237,7 +237,7 @@ def test_what_does_not_fit() -> None:
         accelerate_toy(skip="x")
     with pytest.raises(ValueError, match="interval=1 would skip every round"):
         accelerate_toy(interval=1)
-    with pytest.raises(ValueError, match="threshold=2 is no cosine"):
+    with pytest.raises(ValueError, match="threshold=2 is not a cosine"):
         accelerate_toy(skip="similarity", threshold=2)
     with pytest.raises(TypeError, match="compares the vectors of codes"):
         accelerate_toy(skip="similarity", codebook=book().neighbours(9), neighbours=9)

@@ -212,7 +212,8 @@ def build_head_drafter(kit: Kit) -> Drafter:
     """A draft model bound to the target, which reads the target's features."""
     if not isinstance(kit.drafter, DraftModel):
         raise ValueError(
-            f"a {type(kit.drafter).__name__} is no source of draft distributions; let the `read` "
+            f"a {type(kit.drafter).__name__} is not a source of draft distributions; let the "
+            "`read` "
             "of its sort give what inherits mmspec.drafters.draft_model.DraftModel"
         )
     if kit.compressor is not None:

@@ -102,7 +102,7 @@ def check_callables(own: Mapping[str, Any]) -> None:
             isinstance(given, list | tuple) and all(callable(one) for one in given)
         ):
             raise ValueError(
-                f"{name}={format_value(given)} is no list of functions; give one, as in "
+                f"{name}={format_value(given)} is not a list of functions; give one, as in "
                 "transformers"
             )
     allowed, config = own.get("prefix_allowed_tokens_fn"), own.get("generation_config")
@@ -223,7 +223,7 @@ def _ids(name: str, value: Any) -> None:
 
 def _id_list(name: str, value: Any) -> None:
     if not isinstance(value, list | tuple | Tensor):
-        raise ValueError(f"{name}={value!r} is no list of ids; give one, such as [5, 7]")
+        raise ValueError(f"{name}={value!r} is not a list of ids; give one, such as [5, 7]")
     _ids(name, value)
 
 
@@ -242,14 +242,14 @@ def _words(name: str, value: Any) -> None:
 def _decay(name: str, value: Any) -> None:
     pair = _check_list(name, value)
     if len(pair) != 2:
-        raise ValueError(f"{name}={value!r} is no start and factor; give both, such as (5, 1.1)")
+        raise ValueError(f"{name}={value!r} is not a start and factor; give both, such as (5, 1.1)")
     _one_id(name, pair[0])
     _positive(name, pair[1])
 
 
 def _check_list(name: str, value: Any) -> Sequence[Any]:
     if not isinstance(value, list | tuple):
-        raise ValueError(f"{name}={value!r} is no list; give one")
+        raise ValueError(f"{name}={value!r} is not a list; give one")
     return value
 
 

@@ -107,7 +107,9 @@ class FrameSession(Session):
             if given.get("voice") is not None:
                 raise ValueError("voice= needs a text; input_ids already contain the speaker")
             if not isinstance(ids, torch.Tensor) or ids.dim() != 2 or not ids.shape[1]:
-                raise ValueError(f"input_ids={format_value(ids)} are no prompts (B, L) with tokens")
+                raise ValueError(
+                    f"input_ids={format_value(ids)} are not prompts (B, L) with tokens"
+                )
             unsupported = [name for name in INPUTS if name not in self.reader.inputs]
             why = f"a {type(self.model).__name__} takes no audio prompt here; use model.generate()"
             refuse_fixed(given, unsupported, "synthesize()", why)

@@ -66,7 +66,7 @@ def prepare_inputs(
     """
     rate = rate_hz(processor)
     if prompt is not None and not isinstance(prompt, str):
-        raise ValueError(f"prompt={format_value(prompt)} is no text; give a string")
+        raise ValueError(f"prompt={format_value(prompt)} must be a string; give one")
     brief = min(sounds, key=lambda sound: sound.seconds)
     if brief.seconds < MIN_SECONDS and window_seconds(processor) == float("inf"):
         raise ValueError(

@@ -175,7 +175,7 @@ def _config_with_forced_ids(model: Any, forced: Any, given: Mapping[str, Any]) -
     is_consecutive = all(at == index + 1 for index, (at, _) in enumerate(pairs))
     if not pairs or not is_consecutive or not all(0 <= token < vocabulary for _, token in pairs):
         raise ValueError(
-            f"forced_decoder_ids={format_value(forced)} are no pairs (position, id) with "
+            f"forced_decoder_ids={format_value(forced)} are not pairs (position, id) with "
             f"positions from 1 and ids below {vocabulary}; give the output of "
             "processor.get_decoder_prompt_ids()"
         )

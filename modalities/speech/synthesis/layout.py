@@ -61,7 +61,7 @@ class SpeechCodes:
         named = {"first": self.first, "begin": self.begin, "end": self.end, **self.voices}
         for name, one in named.items():
             if not is_integer(one) or not 0 <= one <= last:
-                raise ValueError(f"codes: {name}={one!r} is no id of 0 to {last}; give one")
+                raise ValueError(f"codes: {name}={one!r} is not an id of 0 to {last}; give one")
         if self.first + self.count > vocabulary:
             raise ValueError(
                 f"codes: {self.count} codes from {self.first} do not fit into {vocabulary} ids; "

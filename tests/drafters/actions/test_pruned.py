@@ -87,7 +87,7 @@ def test_at_the_first_step_nothing_was_attended_to_before() -> None:
 def test_a_limit_of_one_loses_nothing() -> None:
     seen = picture()
     assert len(kept(ActionPrune(limit=1.0), seen, told(seen.values))) == COUNT
-    with pytest.raises(ValueError, match="limit=2 is no cosine"):
+    with pytest.raises(ValueError, match="limit=2 is not a cosine"):
         ActionPrune(limit=2)
     with pytest.raises(ValueError, match="keep=0"):
         ActionPrune(coarse=0)

@@ -194,7 +194,7 @@ def test_a_folder_holds_head_and_gate(tmp_path: Path) -> None:
     ("parts", "message"),
     [
         ({"visual_slots": "fused"}, "this head compresses images with a gate"),
-        ({"keep": 0.0}, "keep=0.0 is no share"),
+        ({"keep": 0.0}, "keep=0.0 is not a share"),
         ({"branch": "best"}, "branch='best' is not known"),
         ({"visual_keep": 0.5}, "leaves no image slots for visual_keep"),
     ],

@@ -273,7 +273,7 @@ def test_a_view_goes_with_skipped_layers_and_early_exits() -> None:
         (
             "std",
             {"kv": "sparse:k=4"},
-            "'k=4' is no parameter of 'sparse'; it has tokens=512, every=0",
+            "'k=4' is not a parameter of 'sparse'; it has tokens=512, every=0",
         ),
         ("std", {"kv": "sparse:every=-1"}, "every=-1 must be a whole number of at least 0"),
         ("std", {"kv": "sparse:tokens=-1"}, "tokens=-1 is not a number of visual tokens"),

@@ -138,7 +138,7 @@ def test_parts_that_do_not_fit(given: dict[str, Any], message: str) -> None:
     ("more", "message"),
     [
         ({"class_labels": 5}, "class_labels=5 is not known; give classes of this model, 0 to 4"),
-        ({"class_labels": []}, "are no classes"),
+        ({"class_labels": []}, "are not classes"),
         ({"steps": 10}, "steps=10 must be at most the number of cells"),
         ({"head_steps": 99}, "head_steps=99 do not fit the 8 training steps"),
         ({"last_noise": False}, "no noise in step 3 of 4.*give last_noise=True"),

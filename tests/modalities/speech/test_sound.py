@@ -74,8 +74,8 @@ BAD: dict[str, tuple[Any, int | None, str]] = {
     "whole numbers in a list": ([0, 8000, -8000], 8000, "int64.*such as int16"),
     "whole numbers of 64 bits": ((TONE * 32768).long(), 8000, "int64.*such as int16"),
     "transposed": (torch.zeros(800, 2), 8000, r"\(800, 2\).*transpose"),
-    "complex": (torch.zeros(3, dtype=torch.complex64), 8000, "complex64 are no audio"),
-    "no samples": (object(), 8000, "no samples"),
+    "complex": (torch.zeros(3, dtype=torch.complex64), 8000, "complex64 are not audio"),
+    "no samples": (object(), 8000, "are not samples"),
     "no file": ("nowhere.wav", None, "there is no audio file nowhere.wav"),
 }
 

@@ -106,10 +106,10 @@ def test_numbers_of_robots() -> None:
     assert parse_robots(None, 3) == [0, 1, 2]
     assert parse_robots(np.array([4, 1]), 2) == [4, 1]
     cases: list[tuple[Any, int | None, str]] = [
-        ([], None, "are no numbers of robots"),
-        ("01", None, "are no numbers of robots"),
-        ([0, -1], None, "are no numbers of robots"),
-        ([True], None, "are no numbers of robots"),
+        ([], None, "are not numbers of robots"),
+        ("01", None, "are not numbers of robots"),
+        ([0, -1], None, "are not numbers of robots"),
+        ([True], None, "are not numbers of robots"),
         ([1, 1], None, "names a robot twice"),
         ([0, 1], 3, "names 2 robots for 3 rows"),
     ]

@@ -193,7 +193,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "too few": ({**RAGGED, "max_new_tokens": 2}, "at least 4"),
     "none": ({**RAGGED, "max_new_tokens": 0}, "max_new_tokens=0"),
     "ids of no words": ({"input_ids": torch.ones(1, 4)}, "give ids as whole numbers"),
-    "a list": ({"input_ids": [[1, 2]]}, "are no prompts"),
+    "a list": ({"input_ids": [[1, 2]]}, "are not prompts"),
     "a sound to go on from": (
         {**RAGGED, "input_values": torch.zeros(2, 1, 8)},
         "no audio prompt here",

@@ -63,7 +63,7 @@ def test_what_is_too_short_to_be_heard_whole_is_refused() -> None:
     for short in (torch.ones(1), [torch.zeros(8000), torch.zeros(1500)]):
         with pytest.raises(ValueError, match=r"of 0\.\d+ s is too short .* 0\.1 s at least"):
             fast.transcribe(short, sampling_rate=16000)
-    with pytest.raises(ValueError, match="prompt=5 is no text"):
+    with pytest.raises(ValueError, match="prompt=5 must be a string"):
         fast.transcribe(torch.zeros(8000), sampling_rate=16000, prompt=5)
 
 

@@ -216,7 +216,11 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
         {"language": "en", "forced_decoder_ids": [(1, 29)]},
         "forced_decoder_ids and language both",
     ),
-    "no beginning": (CLIPS[0], {"forced_decoder_ids": "de"}, r"'de' are no pairs \(position, id\)"),
+    "no beginning": (
+        CLIPS[0],
+        {"forced_decoder_ids": "de"},
+        r"'de' are not pairs \(position, id\)",
+    ),
     "an id of nothing": (CLIPS[0], {"forced_decoder_ids": [(1, 9999)]}, "9999.*ids below"),
     "words for nobody": (CLIPS[0], {"prompt": "please"}, "prompt='please'.*prompt_ids"),
     "timed words": (CLIPS[0], {"return_token_timestamps": True}, "return_token_timestamps=True"),

@@ -56,9 +56,9 @@ def test_frames_are_codes_up_to_the_end() -> None:
     ("change", "says"),
     [
         ({"count": 0}, "count=0 must be a whole number"),
-        ({"first": -1}, "first=-1 is no id of 0 to 19"),
-        ({"begin": 20}, "begin=20 is no id"),
-        ({"voices": {"anna": True}}, "anna=True is no id"),
+        ({"first": -1}, "first=-1 is not an id of 0 to 19"),
+        ({"begin": 20}, "begin=20 is not an id"),
+        ({"voices": {"anna": True}}, "anna=True is not an id"),
         ({"count": 11}, "11 codes from 10 do not fit into 20 ids"),
         ({"end": 17}, "end=17 is a code"),
     ],

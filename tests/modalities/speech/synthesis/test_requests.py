@@ -243,7 +243,7 @@ def test_a_codec_of_other_codes_is_refused() -> None:
         speech_models.accelerated_speaker(codec=speech_models.codec(books=4))
     with pytest.raises(ValueError, match="the codec has 16 codes"):
         speech_models.accelerated_speaker(codec=speech_models.codec(size=16))
-    with pytest.raises(ValueError, match="is no codec"):
+    with pytest.raises(ValueError, match="is not a codec"):
         speech_models.accelerated_speaker(codec=speech_models.speaker())
     with pytest.raises(ValueError, match="no codec in its folder"):
         mmspec.accelerate(speech_models.speaker(), "plain")

@@ -37,7 +37,7 @@ class MarkovFormatter:
     def _state(self, prompt: str) -> int:
         if not prompt.strip().isdigit() or int(prompt) >= self.model.states:
             last = self.model.states - 1
-            raise ValueError(f"--prompt {prompt!r} is no state of this chain; give 0 to {last}")
+            raise ValueError(f"--prompt {prompt!r} is not a state of this chain; give 0 to {last}")
         return int(prompt)
 
 

@@ -97,7 +97,7 @@ class MarkovSession:
     def _request(self, options: WalkOptions) -> WalkRequest:
         if not options.start or not all(0 <= state < self.model.states for state in options.start):
             last = self.model.states - 1
-            raise ValueError(f"start={options.start} are no states; give one per row, 0 to {last}")
+            raise ValueError(f"start={options.start} are not states; give one per row, 0 to {last}")
         seed = fresh_seed() if options.seed is None else options.seed
         noise = KeyedNoise.from_seed(seed, len(options.start), torch.device("cpu"), options.row_ids)
         return WalkRequest(tuple(options.start), noise)
