@@ -394,12 +394,3 @@ class Gate(ABC):
 
     @abstractmethod
     def skip(self, context: Any, draft: Draft) -> Verdict | None: ...  # `next` is None in it
-
-
-def as_categorical(distribution: Distribution | None) -> Categorical:
-    """Narrow a distribution to a categorical one. Raises TypeError for any other."""
-    if not isinstance(distribution, Categorical):
-        raise TypeError(
-            f"a Categorical is needed here, but the distribution is a {type(distribution).__name__}"
-        )
-    return distribution

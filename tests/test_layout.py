@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("modalities", "compressors", "verifiers")
 ENTRIES = ("pyproject.toml", "mmspec", *SHELVES, "demos", "tests", "README.md")
 ENGINE = ("draft", "trees", "distributions", "targets", "codes", "decode", "stats")
-LONGEST = 410  # lines of a file that is still one idea
+LONGEST = 400  # lines of a file that is still one idea
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import torch
 
+from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import check_draft, verify_empty

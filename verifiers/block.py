@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import normalise
+from mmspec.distributions.categorical import as_categorical, normalise
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.verifiers.walk import check_draft, gather_token, proposals, verify_empty
 
 

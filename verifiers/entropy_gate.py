@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.ctc import Uncertainty, entropies
-from mmspec.draft import Draft, Gate, Verdict, as_categorical
+from mmspec.distributions.categorical import as_categorical
+from mmspec.draft import Draft, Gate, Verdict
 from mmspec.targets.tokens.context import Context
 from mmspec.verifiers.walk import accept_unverified
 

@@ -8,8 +8,9 @@ from typing import ClassVar
 import torch
 
 from mmspec.codes.ctc import JointScorer
+from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.noise import Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.verifiers.walk import check_draft
 
 

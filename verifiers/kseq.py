@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import normalise
+from mmspec.distributions.categorical import as_categorical, normalise
 from mmspec.distributions.noise import Noise
-from mmspec.draft import Draft, Kind, as_categorical
+from mmspec.draft import Draft, Kind
 from mmspec.verifiers.sample_and_match import match
 from mmspec.verifiers.walk import SiblingDescent, Siblings, Step
 

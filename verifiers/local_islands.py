@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.connected_cells import Cells, dilate
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier
 from mmspec.verifiers.distances import excess
 from mmspec.verifiers.walk import check_draft, one_hot
 

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import torch
 
+from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Rule, Scores, Verdict, Verifier
 from mmspec.verifiers.walk import check_draft, find_longest_path, verify_empty
 
 

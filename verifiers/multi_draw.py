@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.verifiers.walk import STRIDE, check_draft, draft_depth, find_longest_path, verify_empty
 
 

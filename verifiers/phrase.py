@@ -10,8 +10,9 @@ from torch import Tensor
 
 from mmspec.codes.grid import Grid
 from mmspec.codes.phrases import Trie
+from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import check_draft, proposals, verify_empty
 

@@ -8,9 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import Flips, Lane, Noise
-from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier
 from mmspec.verifiers.distances import excess
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import (

@@ -7,8 +7,9 @@ from typing import ClassVar
 
 import torch
 
+from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.noise import Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.verifiers.distances import excess
 from mmspec.verifiers.walk import check_draft, proposals
 

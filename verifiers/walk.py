@@ -11,9 +11,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical, normalise
+from mmspec.distributions.categorical import Categorical, as_categorical, normalise
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier
 
 STRIDE = 1 << 16  # noise lanes per level, more than the siblings of any node
 

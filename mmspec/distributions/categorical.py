@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from mmspec.distributions import Distribution
 from mmspec.distributions.noise import Keys
 
 
@@ -183,3 +184,12 @@ def normalise(weights: Tensor, fallback: Tensor) -> Tensor:  # (..., V) x2 -> (.
     return torch.where(
         mass > 0, weights / mass.clamp_min(torch.finfo(weights.dtype).tiny), fallback
     )
+
+
+def as_categorical(distribution: Distribution | None) -> Categorical:
+    """Narrow a distribution to a categorical one. Raises TypeError for any other."""
+    if not isinstance(distribution, Categorical):
+        raise TypeError(
+            f"a Categorical is needed here, but the distribution is a {type(distribution).__name__}"
+        )
+    return distribution

@@ -13,9 +13,10 @@ import torch
 from torch import Tensor
 
 from mmspec import registry
+from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Sampling
-from mmspec.draft import Draft, Kind, Round, Verdict, as_categorical
+from mmspec.draft import Draft, Kind, Round, Verdict
 from mmspec.edge.messages import (
     BEGIN,
     CHECK,

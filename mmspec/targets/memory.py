@@ -136,9 +136,7 @@ class Memory:
         self.step_inputs: Mapping[str, Any] = {}  # further arguments of every step, see `carried`
         self.is_stepwise = False  # the model makes positions and masks: chains of one row only
         self.max_position: int | None = None  # the last position id, see `place`
-        self.model_cache: Any = (
-            cache  # the cache passed to the model: an encoder-decoder wraps the slots
-        )
+        self.model_cache: Any = cache  # the one passed to the model; encoder-decoders wrap slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
 
     @property

@@ -14,9 +14,9 @@ from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.bench.enumeration import TOLERANCE, enumerate_verifier
 from mmspec.bench.frequency import chi_square, p_value
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import KeyedNoise, Noise
-from mmspec.draft import Draft, Drafter, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Drafter, Kind, Scores, Verdict, Verifier
 from mmspec.modalities.common.tiny_models import joint_distribution, request, tiny_llama
 from mmspec.modalities.vlm import tiny_models as toys
 from mmspec.recipe import Deferred, Recipe

@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch.testing import assert_close
 
+from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.gaussian import Gaussian, GaussianResidual
-from mmspec.draft import as_categorical
 from tests.distributions.test_categorical import COUNT, keys, p_value
 
 

@@ -15,8 +15,9 @@ import mmspec
 from mmspec import recipes
 from mmspec.bench import certify
 from mmspec.codes.resampling import LatentResampler, PixelResampler, TrainedResampler, compute_mark
+from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.noise import KeyedNoise
-from mmspec.draft import Draft, Drafter, Kind, Scores, as_categorical
+from mmspec.draft import Draft, Drafter, Kind, Scores
 from mmspec.drafters.rows.low_resolution_model import LowResolutionModel
 from mmspec.drafters.rows.upsampled import UpsampledDrafter
 from mmspec.modalities.image.families import image_family

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import KeyedNoise, Lane, Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.trees import Tree
 from mmspec.verifiers.distances import total_variation
 from mmspec.verifiers.enumeration import enumerate_emitted, enumerate_joint, enumerate_rounds

@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import Lane, Noise
-from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier, as_categorical
+from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.trees import Tree
 from mmspec.verifiers.block import Block, path_ratio, scaled_residual, stopping_probability
 from mmspec.verifiers.enumeration import ancestral_joint, enumerate_emitted, enumerate_joint

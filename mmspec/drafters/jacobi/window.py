@@ -20,8 +20,8 @@ from torch import Tensor
 
 from mmspec._attributes import delegate_to
 from mmspec.codes.grid import Grid
-from mmspec.distributions.categorical import Categorical
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier, as_categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
 from mmspec.drafters.jacobi.initial import (
     GridMap,
     Initialiser,

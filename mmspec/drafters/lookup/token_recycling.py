@@ -10,7 +10,8 @@ from heapq import heappop, heappush
 import torch
 from torch import Tensor
 
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, as_categorical
+from mmspec.distributions.categorical import as_categorical
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import max_useful_length
 from mmspec.drafters.shapes import StaticTree
 from mmspec.recipe import Kit

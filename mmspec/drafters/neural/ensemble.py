@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from mmspec.compressors.average_pool import AveragePool
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.sampling import Prefix
-from mmspec.draft import Drafter, Verifier, as_categorical
+from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.draft_model import (
     DraftModel,
     DraftNodes,

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.ctc import JointScorer, PrefixScorer, Run, confidences, greedy
-from mmspec.draft import Draft, Kind, Round, Scores, as_categorical
+from mmspec.distributions.categorical import as_categorical
+from mmspec.draft import Draft, Kind, Round, Scores
 from mmspec.drafters.neural.ctc_draft import EncoderDrafter
 
 Labels = Callable[[int], Sequence[int]]  # token of the target -> CTC labels

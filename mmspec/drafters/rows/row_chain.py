@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from mmspec.codes.grid import Grid
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import Keys
-from mmspec.draft import Draft, Kind, NodeInputs, Scores, as_categorical
+from mmspec.draft import Draft, Kind, NodeInputs, Scores
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,9 @@ from torch import Tensor
 from mmspec.codes.connected_cells import Cells
 from mmspec.codes.grid import Grid
 from mmspec.codes.resampling import ConditionalResampler, Resampler, TrainedResampler
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import Lane
-from mmspec.draft import Draft, Drafter, Kind, Round, Scores, as_categorical
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.draft_model import MultiKindDrafter
 from mmspec.drafters.neural.small_model import SmallModelKind
 from mmspec.drafters.plain import NoDraft

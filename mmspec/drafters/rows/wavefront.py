@@ -17,9 +17,9 @@ from functools import partial
 from typing import ClassVar
 
 from mmspec.codes.grid import Grid
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import Lane
-from mmspec.draft import Draft, Kind, Round, Scores, as_categorical
+from mmspec.draft import Draft, Kind, Round, Scores
 from mmspec.drafters.draft_model import MultiKindDrafter
 from mmspec.drafters.rows.row_chain import (
     DraftedCode,

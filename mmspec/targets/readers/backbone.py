@@ -27,6 +27,7 @@ from mmspec.targets.readers.reader import (
     takes_masks,
     without_layers,
 )
+from mmspec.targets.readers.rotary import RopeBorder, next_rope_positions
 from mmspec.targets.readers.visual import add_size_bias, hide_slots, make_causal_mask, pop_sizes
 from mmspec.targets.tokens.context import count_left_padding
 from mmspec.targets.tokens.turns import (
@@ -299,28 +300,6 @@ class PromptEnd:
     sizes: Tensor | None  # (B, L) weights of slots
 
 
-def next_rope_positions(
-    position_ids: Tensor | None, batch: int, length: int
-) -> tuple[list[int], Tensor | None, int]:
-    """Rotary position of the first token after the prompt per row, axis offsets, number of axes.
-
-    As in `generate()` every axis continues from the last column, even if earlier values are higher:
-    the frames of a long video exceed the text after it. The offsets (axes, B, 1) are None if all
-    axes agree, hence if a prompt ends on text.
-    """
-    if position_ids is None:
-        return [length] * batch, None, 0
-    last = position_ids[..., -1]
-    if position_ids.dim() == 2:
-        return [int(value) + 1 for value in last.expand(batch).tolist()], None, 1
-    axes = (last[1:] if len(last) > 3 else last).expand(
-        -1, batch
-    )  # the first of four is text order
-    rope = [int(value) + 1 for value in axes[0].tolist()]
-    offsets = axes - axes[:1]
-    return rope, offsets[..., None] if bool(offsets.any()) else None, len(axes)
-
-
 def find_obstacle(model: Any) -> str | None:
     """Why a block cannot be placed by explicit positions and a mask; None if it can."""
     names, config = _hf.forward_names(model), model.config.get_text_config(decoder=True)
@@ -351,46 +330,6 @@ def spread(value: Any, length: int) -> Any:
 def _row(value: Any, row: slice, batch: int) -> Any:
     """The rows of a step input."""
     return value[row] if isinstance(value, Tensor) and len(value) == batch else value
-
-
-@dataclass(frozen=True)
-class RopeBorder:
-    """The length at which rotary frequencies change, for all tokens of a forward.
-
-    Beyond it `longrope` switches its frequencies once, and `dynamic` at every length. A draft
-    across it would change the keys of the tokens before as well.
-    """
-
-    kind: str
-    length: int
-
-    @classmethod
-    def from_config(cls, config: Any) -> RopeBorder | None:
-        """The limit of a text configuration, whose layer kinds may have separate parameters."""
-        given = getattr(config, "rope_parameters", None) or {}
-        for kind in [given] if "rope_type" in given else [kind for kind in given.values() if kind]:
-            if kind["rope_type"] == "longrope":
-                return cls("longrope", int(kind["original_max_position_embeddings"]))
-            if kind["rope_type"] == "dynamic":
-                return cls("dynamic", int(config.max_position_embeddings))
-        return None
-
-    def check(self, prompt: int, max_new_tokens: int) -> None:
-        """Refuse a request whose new tokens cross the limit. Raises ValueError."""
-        if prompt + max_new_tokens - 1 <= self.length:  # the last token is not read
-            return
-        if prompt <= self.length:
-            raise ValueError(
-                f"{self.kind!r} positions change after {self.length} tokens; a prompt of {prompt} "
-                f"and max_new_tokens={max_new_tokens} cross that, and a draft would change the "
-                f"tokens before it; give at most {self.length - prompt + 1}, or use "
-                "model.generate()"
-            )
-        if self.kind == "dynamic":
-            raise ValueError(
-                f"'dynamic' positions change with every token after {self.length}, and the prompt "
-                f"has {prompt}; shorten it, or use model.generate()"
-            )
 
 
 def layer_kinds_of(config: Any) -> tuple[tuple[str, ...], int | None]:

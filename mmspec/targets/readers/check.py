@@ -33,11 +33,11 @@ from mmspec.targets.memory import build_block
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.reader import KERNELS, USES, copy_reader, first_layers_reader
+from mmspec.targets.readers.rounding import rounding_margin, score_difference
 from mmspec.targets.tokens.context import append_tokens, make_word_ids
 from mmspec.trees import Tree
 
 RIGHT, WRONG = 2, 3  # number of accepted and of rejected tokens
-BEST = 64  # scores compared per position: those of excluded tokens would dominate
 LONGEST = 10240  # maximum slots of a prompt made to check a window
 FORK = Tree((-1, -1, 0, 1))  # wrong and right, and a child of each
 _KERNEL = "attention {!r} may be why: load the model with attn_implementation='sdpa'"
@@ -379,29 +379,6 @@ class _Compared:
 
     def _on(self, rows: Sequence[Sequence[int]]) -> Tensor:
         return torch.tensor([list(row) for row in rows], device=self.reader.device)
-
-
-def rounding_margin(dtype: torch.dtype) -> float:
-    """The tolerated difference of two readings, in units of the spread of the best scores.
-
-    Float32: 2e-3, at the worst position; recurrent layers differ by that much between one token and
-    several. Float64: the same, as their states and norms are computed in float32. Half precision:
-    0.05 (float16), 0.13 (bfloat16), at the median position.
-    """
-    seen = torch.finfo(torch.float32 if dtype == torch.float64 else dtype)
-    return float((1.5 if seen.bits < 32 else 6) * seen.eps**0.5)
-
-
-def score_difference(ours: Tensor, theirs: Tensor) -> Tensor:  # (..., V) each -> scalar
-    """Difference of the best scores at the worst position, in units of their spread.
-
-    At the median position in half precision, where a mixture of experts may resolve ties otherwise.
-    """
-    best = theirs.float().topk(min(BEST, theirs.shape[-1]), -1)
-    apart = (ours.float().gather(-1, best.indices) - best.values).square().mean(-1).sqrt()
-    places = (apart / best.values.std(-1).clamp_min(1e-6)).flatten()
-    is_half = torch.finfo(theirs.dtype).bits < 32
-    return places.nan_to_num(torch.inf).median() if is_half else places.nan_to_num(torch.inf).amax()
 
 
 def _memories(memory: Any) -> Sequence[Any]:

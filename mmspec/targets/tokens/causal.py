@@ -30,7 +30,14 @@ from mmspec.targets.readers.hooks import (
     wanted_layers,
 )
 from mmspec.targets.readers.reader import Reader, reuse_encoder_output, run_ctc
-from mmspec.targets.tokens.context import Context, Request, make_prefix
+from mmspec.targets.tokens.context import (
+    Context,
+    Request,
+    count_pending,
+    longest_prompt,
+    make_prefix,
+    prompt_tokens,
+)
 from mmspec.targets.tokens.late import DeferredPrefill, JointPrefill
 from mmspec.targets.tokens.turns import count_prompt_slots, full_attention_mask
 
@@ -94,7 +101,7 @@ class CausalTarget:
         """Read the prompt; `context.scores` then gives the first token without a forward."""
         request = replace(request, inputs=_add_inferred_mask(self.backbone, request.inputs))
         if isinstance(self.backbone, Backbone) and self.backbone.border is not None:
-            self.backbone.border.check(_longest_prompt(request), request.max_new_tokens)
+            self.backbone.border.check(longest_prompt(request), request.max_new_tokens)
         offer = dict[str, Any](request.shared)
         if "ctc" in self.required_features:
             assert self.backbone.family.ctc is not None  # checked when the recipe was bound
@@ -159,7 +166,7 @@ class CausalTarget:
         offer: Mapping[str, Any],
     ) -> Context:
         """The context after a prompt of so many slots per row."""
-        history = _prompt_tokens(request.inputs, len(slots))
+        history = prompt_tokens(request.inputs, len(slots))
         mask = full_attention_mask(request.inputs, request.past)
         pads = [0] * len(history) if mask is None else (mask == 0).sum(-1).tolist()
         rows = zip(slots, pads, history, strict=True)
@@ -264,7 +271,7 @@ class CausalTarget:
         memory = context.memory
         if round_.calls or (isinstance(memory, DeferredPrefill) and memory.memory is not None):
             memory = _run_deferred(memory)
-            memory.commit(_count_pending(context), round_.path, draft.nodes)
+            memory.commit(count_pending(context), round_.path, draft.nodes)
         for history, tokens in zip(context.history, round_.tokens, strict=True):
             history.extend(tokens)
         skipped = context.num_unverified_rounds + 1 if round_.is_unverified else 0
@@ -376,31 +383,8 @@ def _add_inferred_mask(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[s
     return inputs if mask is None else {**inputs, "attention_mask": mask}
 
 
-def _longest_prompt(request: Request) -> int:
-    """Tokens of the longest prompt, earlier turns included, padding excluded."""
-    inputs, past = request.inputs, request.past
-    mask = full_attention_mask(inputs, past)
-    return count_prompt_slots(inputs, past) if mask is None else int(mask.sum(-1).amax())
-
-
 def _encode_media(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The request with encoded images; sizes and grids stay, as positions depend on them."""
     rest = {name: value for name, value in inputs.items() if name not in backbone.family.media}
     rest.pop("pixel_attention_mask", None)
     return {**rest, **_hf.encode_media(backbone.model, inputs)}
-
-
-def _count_pending(context: Context) -> list[int]:
-    """Pending tokens per row; 0 in a finished row."""
-    rows = zip(context.pending, context.finished, strict=True)
-    return [0 if finished else count for count, finished in rows]
-
-
-def _prompt_tokens(inputs: Mapping[str, Any], batch: int) -> tuple[list[int], ...]:
-    """Prompt tokens per row without padding; empty for embeddings."""
-    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
-    if ids is None:
-        return tuple([] for _ in range(batch))
-    if mask is None:
-        return tuple(ids.tolist())
-    return tuple(row[seen].tolist() for row, seen in zip(ids, mask.bool(), strict=True))

@@ -13,7 +13,7 @@ from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Prefix, Sampling
 from mmspec.draft import Draft, Scores
 from mmspec.targets.memory import Memory, RowMemories
-from mmspec.targets.tokens.turns import EarlierTurns
+from mmspec.targets.tokens.turns import EarlierTurns, count_prompt_slots, full_attention_mask
 
 IDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "decoder_input_ids")
 AXES = {**dict.fromkeys(IDS, 2), "inputs_embeds": 3}
@@ -114,6 +114,29 @@ class Context:
 
     def at_round(self, index: int) -> Context:
         return replace(self, noise=self.noise.at_round(index))
+
+
+def longest_prompt(request: Request) -> int:
+    """Tokens of the longest prompt, earlier turns included, padding excluded."""
+    inputs, past = request.inputs, request.past
+    mask = full_attention_mask(inputs, past)
+    return count_prompt_slots(inputs, past) if mask is None else int(mask.sum(-1).amax())
+
+
+def prompt_tokens(inputs: Mapping[str, Any], batch: int) -> tuple[list[int], ...]:
+    """Prompt tokens per row without padding; empty for embeddings."""
+    ids, mask = inputs.get("input_ids"), inputs.get("attention_mask")
+    if ids is None:
+        return tuple([] for _ in range(batch))
+    if mask is None:
+        return tuple(ids.tolist())
+    return tuple(row[seen].tolist() for row, seen in zip(ids, mask.bool(), strict=True))
+
+
+def count_pending(context: Context) -> list[int]:
+    """Pending tokens per row; 0 in a finished row."""
+    rows = zip(context.pending, context.finished, strict=True)
+    return [0 if finished else count for count, finished in rows]
 
 
 def make_prefix(context: Context, draft: Draft | None) -> Prefix | None:

@@ -21,9 +21,10 @@ from mmspec.draft import Draft
 from mmspec.targets.cache import windows_of
 from mmspec.targets.memory import Memory, RowMemories
 from mmspec.targets.readers.backbone import Backbone
-from mmspec.targets.readers.check import configuration_key, rounding_margin, score_difference
+from mmspec.targets.readers.check import configuration_key
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.reader import Reader
+from mmspec.targets.readers.rounding import rounding_margin, score_difference
 from mmspec.targets.tokens.context import Request, append_tokens
 
 # by class, configuration, library and kind of request; global, as models have shorter lifetimes

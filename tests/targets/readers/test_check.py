@@ -13,7 +13,7 @@ import mmspec
 from mmspec import _hf
 from mmspec.drafters.oracle import Oracle
 from mmspec.models.loading import random_model
-from mmspec.targets.readers import check
+from mmspec.targets.readers import check, rounding
 from mmspec.targets.readers.backbone import FULL, SLIDING
 from mmspec.trees import Tree
 from tests import toys
@@ -319,9 +319,9 @@ def test_the_difference_is_that_of_the_best_scores() -> None:
     theirs[:, 100:] = -1e4
     ours = theirs.clone()
     ours[:, 100:] = -2e4
-    assert check.score_difference(ours, theirs) == 0
+    assert rounding.score_difference(ours, theirs) == 0
     shifted = theirs.roll(1, 0)
-    assert check.score_difference(shifted, theirs) > 0.5
+    assert rounding.score_difference(shifted, theirs) > 0.5
 
 
 def test_what_fails_for_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ from mmspec import _hf
 from mmspec.drafters.oracle import Oracle
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory
-from mmspec.targets.readers import check
+from mmspec.targets.readers import check, rounding
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.trees import Tree
 from tests import toys
@@ -215,7 +215,7 @@ def test_what_lies_above_the_margin_is_caught(
 
     def off(self: Backbone, *given: Any, **how: Any) -> Any:
         scores, states = read(self, *given, **how)
-        best = scores.float().topk(check.BEST, -1).values
+        best = scores.float().topk(rounding.BEST, -1).values
         sign = 1 - 2 * (torch.arange(scores.shape[-1]) % 2)
         apart = part * margin * best.std(-1, keepdim=True) * sign
         return scores + apart.to(scores.dtype), states

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 import mmspec
+from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Sampling
-from mmspec.draft import Draft, Kind, as_categorical
+from mmspec.draft import Draft, Kind
 from mmspec.targets.tokens import late
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request, append_tokens

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.targets.readers.backbone import RopeBorder, next_rope_positions
+from mmspec.targets.readers.rotary import RopeBorder, next_rope_positions
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering
