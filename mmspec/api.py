@@ -7,6 +7,7 @@ out.sequences, out.stats
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -70,23 +71,11 @@ def accelerate(
         drafter = zoo.drafter_for(str(model), plan) if drafter is None else drafter
         model = plug.load(model)
     recipes.check_decodes(plan, owner.all_decodes, model, owner.unsupported_options)
-    unknown = sorted(set(parts) - {*owner.parts, *plan.options})
-    if unknown:
-        known = [*PARTS, *owner.parts, *plan.options]
-        where = f"accelerate() of {owner.name} with recipe {plan.name or 'custom'!r}"
-        raise ValueError(unknown_message(unknown, known, where))
+    _check_names(parts, owner, plan)
     given = {name: value for name, value in parts.items() if value is not None}
-    if isinstance(verifier, str):
-        given["verifier"], verifier = verifier, verifiers.parse_verifier(verifier)
-    elif verifier is not None:
-        _check_verifier(verifier)
+    if verifier is not None:
         given["verifier"] = verifier
-    if verifier is not None and verifier.decodes:
-        _check_decodes(verifier, owner)
-    options = {name: value for name, value in parts.items() if name in plan.options}
-    for name, value in options.items():
-        check_same_kind(name, value, plan.options[name])
-    plan = replace(plan, verifier=verifier or plan.verifier, options={**plan.options, **options})
+    plan = _replace_parts(plan, _resolve_verifier(verifier, owner), parts)
     own = {name: value for name, value in given.items() if name in owner.parts}
     session = plug.session(model, plan, drafter, own)
     return session.interface(session, owner, given)
@@ -107,12 +96,40 @@ def select_recipe(owner: Modality, recipe: str | Recipe | None, is_drafted: bool
     return recipe
 
 
-def _check_verifier(verifier: Any) -> None:
+def _check_names(parts: Mapping[str, Any], owner: Modality, plan: Recipe) -> None:
+    """Refuse keyword arguments that neither the modality nor the recipe has. Raises ValueError."""
+    unknown = sorted(set(parts) - {*owner.parts, *plan.options})
+    if unknown:
+        known = [*PARTS, *owner.parts, *plan.options]
+        where = f"accelerate() of {owner.name} with recipe {plan.name or 'custom'!r}"
+        raise ValueError(unknown_message(unknown, known, where))
+
+
+def _replace_parts(plan: Recipe, verifier: Verifier | None, parts: Mapping[str, Any]) -> Recipe:
+    """The recipe with another verifier and other options. Raises ValueError for their types."""
+    options = {name: value for name, value in parts.items() if name in plan.options}
+    for name, value in options.items():
+        check_same_kind(name, value, plan.options[name])
+    return replace(plan, verifier=verifier or plan.verifier, options={**plan.options, **options})
+
+
+def _resolve_verifier(given: Verifier | str | None, owner: Modality) -> Verifier | None:
+    """The verifier that was named or given. Raises ValueError for one that does not fit."""
+    if given is None:
+        return None
+    verifier = verifiers.parse_verifier(given) if isinstance(given, str) else given
     if not isinstance(verifier, Verifier):
         raise ValueError(
             f"verifier={verifier!r} is not a verifier; give a name, such as 'coupled', or an "
             "object of mmspec.verifiers"
         )
+    if verifier.decodes and set(verifier.decodes).isdisjoint(owner.all_decodes):
+        raise ValueError(
+            f"{type(verifier).__name__} verifies {' or '.join(verifier.decodes)}, and models of "
+            f"modality {owner.name} decode {' or '.join(owner.all_decodes)}; choose another "
+            "verifier, such as 'coupled'"
+        )
+    return verifier
 
 
 def decode_plain(model: Any, **arguments: Any) -> Any:
@@ -150,13 +167,3 @@ def load(folder: str | Path, model: Any = None, **parts: Any) -> Accelerated:
             f"folder={folder!r} must be a path; give a folder written by save_pretrained"
         )
     return accelerate(**{**restore(Path(folder), model), **parts})
-
-
-def _check_decodes(verifier: Verifier, owner: Modality) -> None:
-    """Refuse a verifier of frames or continuous tokens for models that have none."""
-    if set(verifier.decodes).isdisjoint(owner.all_decodes):
-        raise ValueError(
-            f"{type(verifier).__name__} verifies {' or '.join(verifier.decodes)}, and models of "
-            f"modality {owner.name} decode {' or '.join(owner.all_decodes)}; choose another "
-            "verifier, such as 'coupled'"
-        )

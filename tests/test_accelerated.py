@@ -50,3 +50,11 @@ def test_a_model_has_the_calls_of_its_modality_only() -> None:
 def test_another_call_is_refused_with_those_there_are() -> None:
     with pytest.raises(AttributeError, match=r"no transcribe\(\) here; call generate\(\)"):
         _ = mmspec.accelerate(toys.model("llava")).transcribe
+
+
+@pytest.mark.parametrize("name", ["joint-frames", "gaussian-ratio"])
+def test_a_verifier_of_another_kind_of_token_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="modality vlm decode tokens; choose another verifier"):
+        mmspec.accelerate(
+            toys.model("llama"), "coupled", drafter=toys.model("llama"), verifier=name
+        )
