@@ -9,6 +9,9 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 
+MAX_POOL_BYTES = 2**30
+
+
 class SlotPlan:
     """The slots that the next forward writes and reads; shared by all layers."""
 
@@ -26,7 +29,8 @@ class SlotPool:
     """Keys and values of all layers of one shape in one tensor, sliced once per forward.
 
     Slicing every buffer of every layer costs more than writing a token does. Layers of another
-    shape, dtype or device, and those that need gradients, have buffers of their own.
+    shape, dtype or device, and those that need gradients, have buffers of their own; so have all
+    layers where the pool would exceed `MAX_POOL_BYTES`, as it is allocated and grown at once.
     """
 
     def __init__(self, num_layers: int) -> None:
@@ -42,6 +46,9 @@ class SlotPool:
         if torch.is_grad_enabled() or keys.shape != values.shape or keys.dtype != values.dtype:
             return False
         batch, heads, _, width = keys.shape
+        size = 2 * self.num_layers * keys[:, :, :1].numel() * capacity * keys.element_size()
+        if self.buffer is None and size > MAX_POOL_BYTES:
+            return False
         if self.buffer is None:
             self._set(keys.new_zeros(2 * self.num_layers, batch, heads, capacity, width))
         assert self.buffer is not None
