@@ -79,7 +79,7 @@ class DraftModelKind(ABC):
 
     @abstractmethod
     def read(self, model: Any, target: Any, sees: str) -> Any:
-        """The model bound to a target: what stands in a `Kit` as `drafter`.
+        """Bind the model to a target; the result is the `drafter` of a `Kit`.
 
         Raises ValueError where it cannot draft for this target, or not see what it should.
         """

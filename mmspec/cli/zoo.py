@@ -54,7 +54,7 @@ def path(name: Name, json: Json = False) -> None:
 def train(
     name: Name,
     out: Annotated[
-        Path | None, typer.Option(help="Folder to write; default: that of the zoo.")
+        Path | None, typer.Option(help="Folder to write; default: the folder of the bundled model.")
     ] = None,
     steps: Annotated[int | None, typer.Option(min=1, help="Steps of every stage at most.")] = None,
     seed: Annotated[int, typer.Option(min=0)] = 0,

@@ -43,7 +43,7 @@ def skeleton(name: str) -> Any:
     kind = find_head_kind(name)
     if kind is not None:
         raise ValueError(
-            f"{name} holds a {kind.description} and generates nothing by itself; name its target "
+            f"{name} holds a {kind.description} and cannot generate alone; name its target "
             "here and give it as drafter="
         )
     with explain_load_errors(name):

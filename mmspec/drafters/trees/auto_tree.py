@@ -23,7 +23,7 @@ from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree
 
 _WARMUP_DEPTHS = (3, 3, 1, 1, 6, 6)  # lengths of the first chains, to time several sizes
-_PERIOD = 128  # rounds until the tree is chosen anew; sooner at first, after 16, 32 and 64
+_PERIOD = 128  # rounds between choices of the tree; the first come after 16, 32 and 64
 _DECAY = 0.98
 _PRIOR = (0.6, 0.15, 0.06, 0.03)  # prior probability of each rank
 _PRIOR_COUNT = 2.0  # looks that the prior counts for

@@ -89,7 +89,7 @@ class CausalTarget:
             raise ValueError(
                 f"the first token is drafted before the prompt is read, but the drafter needs "
                 f"{', '.join(early)} of the prompt; give sees='nothing', or what the draft model "
-                "sees by itself"
+                "encodes itself"
             )
         self._tap([])  # raises for what is not available
         self._states()

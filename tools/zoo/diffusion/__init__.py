@@ -1,1 +1,1 @@
-"""How the diffusion checkpoints of the zoo are made."""
+"""Training of the bundled diffusion models."""

@@ -1,1 +1,1 @@
-"""How the picture-token checkpoints of the zoo are made."""
+"""Training of the bundled image-token models."""

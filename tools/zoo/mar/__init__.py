@@ -1,1 +1,1 @@
-"""How the continuous-token checkpoints of the zoo are made."""
+"""Training of the bundled MAR models."""

@@ -1,1 +1,1 @@
-"""Speech of the Scene world, which the recognisers and the voices of the zoo learn from."""
+"""Training of the bundled speech models."""
