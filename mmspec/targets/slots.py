@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
-
 MAX_POOL_BYTES = 2**30
 
 
