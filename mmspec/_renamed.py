@@ -73,6 +73,9 @@ class _Finder(MetaPathFinder, Loader):
         _warn(module.__name__, new)
 
         def read(name: str) -> Any:
+            # `inspect` asks every loaded module for `__file__`, also while torch is imported.
+            if name.startswith("__"):
+                raise AttributeError(f"module {module.__name__!r} has no attribute {name!r}")
             home, _, own = names.get(name, name).rpartition(":")
             return getattr(import_module(home or new), own)
 

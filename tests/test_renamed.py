@@ -52,3 +52,11 @@ def test_a_program_of_the_version_before_runs() -> None:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "FutureWarning: mmspec.laws.categorical is now mmspec.distributions" in done.stderr
+
+
+def test_questions_of_inspect_do_not_read_the_new_module() -> None:
+    """`inspect.getmodule` asks every loaded module for `__file__`, amid imports of torch, too."""
+    sys.modules.pop("mmspec.laws.law", None)
+    with pytest.warns(FutureWarning):
+        module = import_module("mmspec.laws.law")
+    assert not hasattr(module, "__file__")

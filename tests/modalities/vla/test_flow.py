@@ -143,7 +143,7 @@ def test_what_cannot_be_is_refused(changes: dict[str, Any], message: str) -> Non
 
 
 def test_other_models_are_refused() -> None:
-    with pytest.raises(ValueError, match="no flow-matching policy"):
+    with pytest.raises(ValueError, match="is not a flow-matching policy"):
         sample_actions(toys.model("llava"), **request())
 
 
