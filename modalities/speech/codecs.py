@@ -1,7 +1,7 @@
 """Audio codecs of transformers: decode frames of codes to waveforms.
 
 A codec has K codebooks; a frame is one code of each and decodes to `hop` samples. Only accepted
-frames are decoded, always from the first one, so no codec state is ever rolled back.
+frames are decoded, without a state of the codec, so none is ever rolled back.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mmspec.errors import check_number, explain_load_errors, format_value
 from mmspec.models.folder import read_shapes
 
 PROBE = 24  # frames on which the lookahead of a codec is measured
+CONTEXTS = (PROBE // 4, PROBE // 2, PROBE, 2 * PROBE)  # frames before new ones that are tried
 CHANGED = 1e-5  # of the largest sample: rounding differences between lengths are below
 
 
@@ -131,6 +132,20 @@ class Codec:
         counts = range(1, PROBE)
         return next((n for n in counts if self._count_unstable_samples(n) <= self.lookahead), PROBE)
 
+    @cached_property
+    def context(self) -> int | None:
+        """Frames that must precede new ones for their samples to be those of the whole decode.
+
+        Measured, one of `CONTEXTS`; None if these are too few, as for an LSTM with a long memory.
+        """
+        codes, new = torch.cat((self._probe,) * 4, 1), PROBE * self.hop
+        whole = self.decode(codes)
+        for frames in CONTEXTS:
+            made = self.decode(codes[:, -PROBE - frames :])
+            if bool(((made[-new:] - whole[-new:]).abs() <= CHANGED * whole.abs().amax()).all()):
+                return max(frames, self.min_frames)
+        return None
+
     def _count_unstable_samples(self, frames: int) -> int:
         """Trailing samples of a prefix that differ when more frames follow."""
         short, long = self.decode(self._probe[:, :frames]), self._decoded_probe
@@ -146,6 +161,38 @@ class Codec:
         """Codes spread over the codebooks, the same in every process."""
         steps = torch.arange(self.books * PROBE).view(self.books, PROBE)
         return steps * 7919 % self.size
+
+
+class CodecStream:
+    """The waveform of one utterance whose frames arrive in pieces.
+
+    New frames are decoded after `Codec.context` frames, so the cost of a piece does not grow with
+    the utterance; all frames if the codec needs them.
+    """
+
+    def __init__(self, codec: Codec) -> None:
+        self.codec, self.samples = codec, torch.zeros(0)
+        self.whole: tuple[int, Tensor] = (0, torch.zeros(0))  # last decode of all frames
+
+    def extend(self, codes: Tensor, count: int) -> None:  # (K, T)
+        """Decode until there are `count` samples of the utterance."""
+        hop, done = self.codec.hop, len(self.samples)
+        if count <= done:
+            return
+        past = done // hop
+        context = self.codec.context if past > PROBE else None
+        start = 0 if context is None else max(past - context, 0)
+        if not start:
+            self.samples = self.complete(codes)[:count]
+            return
+        made = self.codec.decode(codes[:, start:])[done - start * hop : count - start * hop]
+        self.samples = torch.cat((self.samples, made))
+
+    def complete(self, codes: Tensor) -> Tensor:  # (K, T) -> (S,)
+        """The decode of all frames at once, whatever was decoded before."""
+        if self.whole[0] != codes.shape[1]:
+            self.whole = codes.shape[1], self.codec.decode(codes)
+        return self.whole[1]
 
 
 def load_codec(source: str | Path) -> Codec:

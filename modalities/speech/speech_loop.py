@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmspec.draft import Round
 from mmspec.modalities.speech import sound
-from mmspec.modalities.speech.codecs import Codec
+from mmspec.modalities.speech.codecs import Codec, CodecStream
 from mmspec.modality import Call, Loop
 from mmspec.stats import Stats
 
@@ -72,11 +72,13 @@ class SpeechLoop:
     are accepted or the row ends, so a waveform only grows, and the last one is the output.
     """
 
-    def __init__(self, loop: Loop, codec: Codec, frames: FrameDecoder) -> None:
-        self.loop, self.codec, self.frames = loop, codec, frames
+    def __init__(self, loop: Loop, codec: Codec, frames: FrameDecoder, start: float) -> None:
+        self.loop, self.codec, self.frames, self.start = loop, codec, frames, start
         self.tokens: list[list[Any]] = []
         self.rounds: list[list[int]] = []
-        self.arrivals: list[float] = []  # seconds until new samples were available
+        self.streams: list[CodecStream] = []
+        self.first_audio: float | None = None  # seconds from `start`, a `perf_counter()`
+        self.arrivals: list[float] = []  # seconds of computation until new samples were final
         self.seconds = self.codec_seconds = 0.0
         self.audible_samples = 0  # samples
         self.finished: Stats | None = None
@@ -99,18 +101,23 @@ class SpeechLoop:
     def partial(self, tokens: Sequence[Sequence[Any]]) -> list[Tensor]:
         """The final samples of the tokens so far, per row (S,)."""
         start = perf_counter()
-        made = []
-        for row in tokens:
-            waveform = self.codec.decode(self.frames.codes(row))
-            made.append(waveform[: self._count_final_samples(row)])
+        self.streams = self.streams or [CodecStream(self.codec) for _ in tokens]
+        counts = [*map(self._count_final_samples, tokens)]
+        for stream, row, count in zip(self.streams, tokens, counts, strict=True):
+            stream.extend(self.frames.codes(row), count)
         self.codec_seconds += perf_counter() - start
-        return made
+        if self.first_audio is None and any(counts):
+            self.first_audio = perf_counter() - self.start
+        return [
+            one.samples[:count].clone() for one, count in zip(self.streams, counts, strict=True)
+        ]
 
     def speech(self) -> Speech:
         """The complete output; reports its statistics."""
         codes, latest = [self.frames.codes(row) for row in self.tokens], self.frames.latest
         start = perf_counter()
-        waveforms = [self.codec.decode(one) for one in codes]
+        streams = self.streams or [CodecStream(self.codec) for _ in codes]
+        waveforms = [stream.complete(one) for stream, one in zip(streams, codes, strict=True)]
         self.codec_seconds += perf_counter() - start
         rounds = [
             torch.tensor(row[latest : latest + one.shape[1]], dtype=torch.int64)
@@ -129,6 +136,8 @@ class SpeechLoop:
             self.rounds[row].extend([round_.index] * len(new))
         self.seconds += sum(round_.seconds.values())
         samples = sum(map(self._count_final_samples, self.tokens))
+        if samples and self.first_audio is None:  # not observed: decode them for their time
+            self.partial(self.tokens)
         if samples > self.audible_samples:
             self.audible_samples = samples
             self.arrivals.append(self.seconds + self.codec_seconds)
@@ -144,7 +153,7 @@ class SpeechLoop:
         gaps = [then - now for now, then in zip(self.arrivals, self.arrivals[1:], strict=False)]
         return replace(
             stats,
-            first_audio_ms=1e3 * self.arrivals[0] if self.arrivals else None,
+            first_audio_ms=None if self.first_audio is None else 1e3 * self.first_audio,
             jitter_ms=1e3 * pstdev(gaps) if gaps else None,
             audio_seconds=samples / self.codec.sampling_rate,
             codec_seconds=self.codec_seconds,

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -77,6 +78,7 @@ class FrameSession(Session):
         unknown = sorted(set(given) - set(ARGUMENTS))
         if unknown:
             raise ValueError(unknown_message(unknown, ARGUMENTS, "synthesize()"))
+        start = perf_counter()
         inputs, settings = self.prepare_arguments(given)
         batch, seed = len(inputs["input_ids"]), given.get("seed")
         seed = fresh_seed() if seed is None else seed
@@ -84,7 +86,8 @@ class FrameSession(Session):
         verifier: Any = self.recipe.verifier
         target = FrameTarget(self.reader)
         parts = Parts(target, self.drafter, verifier, self.reader.stop(settings.max_frames))
-        speech_loop = SpeechLoop(loop, self.codec, self.reader.framing(settings.max_frames))
+        framing = self.reader.framing(settings.max_frames)
+        speech_loop = SpeechLoop(loop, self.codec, framing, start)
         for _ in speech_loop(Call(parts, FrameRequest(inputs, settings, noise), self.recipe)):
             pass
         return speech_loop.speech()

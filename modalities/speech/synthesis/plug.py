@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 from transformers import AutoTokenizer
@@ -47,9 +48,9 @@ class SpeechSession(tokens.TokenSession):
 
     def synthesize(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Speech:
         """Synthesize one text, or a list of them; arguments as of `AcceleratedSpeechModel`."""
-        request = self.prepare_arguments(args, arguments)
+        start, request = perf_counter(), self.prepare_arguments(args, arguments)
         frames = FlatFrames(self.layout, request["max_new_tokens"])
-        speech_loop = SpeechLoop(loop, self.codec, frames)
+        speech_loop = SpeechLoop(loop, self.codec, frames, start)
         self.text.generate((), request, speech_loop)
         return speech_loop.speech()
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import wave
 from copy import deepcopy
 from pathlib import Path
+from time import perf_counter, sleep
 from typing import Any
 
 import pytest
@@ -175,6 +176,36 @@ def test_the_run_reports_when_it_could_be_heard() -> None:
     for row, turns in zip(out.codes, out.rounds, strict=True):
         assert len(turns) == row.shape[1]
         assert turns.diff().min() >= 0
+
+
+@pytest.mark.parametrize(
+    "codec", [speech_models.codec(), speech_models.dac()], ids=["causal", "looks ahead"]
+)
+def test_the_first_audio_is_there_when_it_is_decoded(
+    codec: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether it is observed or not; time of the listener after it does not count."""
+    fast, delay = speech_models.accelerated_speaker("coupled", codec=codec), 0.05
+    synthesize(fast)  # measures the codec
+    decode = Codec.decode
+
+    def slow(self: Codec, codes: torch.Tensor) -> torch.Tensor:
+        sleep(delay)
+        return decode(self, codes)
+
+    monkeypatch.setattr(Codec, "decode", slow)
+    begun, heard = perf_counter(), None
+    for step in fast.stream(speech_models.TEXTS, voice=VOICES, seed=3, **ROOM):
+        if any(map(len, step.partial())) and heard is None:
+            heard = perf_counter() - begun
+            sleep(4 * delay)
+    assert heard is not None
+    assert fast.last_stats is not None
+    first = fast.last_stats.first_audio_ms
+    assert first is not None
+    assert 1e3 * delay < first < 1e3 * heard < first + 2e3 * delay
+    first = synthesize(fast).stats.first_audio_ms
+    assert first > 1e3 * delay
 
 
 def test_a_folder_speaks_and_writes(tmp_path: Path) -> None:
