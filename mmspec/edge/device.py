@@ -26,10 +26,12 @@ from mmspec.edge.messages import (
     MAX_RANKS,
     InvalidMessage,
     check_best_ids,
+    check_size,
+    check_token,
     pack,
     parse,
 )
-from mmspec.errors import is_integer
+from mmspec.errors import check_number, is_integer
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 from mmspec.verifiers.entropy_gate import EntropyGate
@@ -40,6 +42,10 @@ MAX_RESPONSE_BYTES = 1 << 20  # of one response
 
 class ServiceUnavailable(Exception):
     """The service gave no usable response."""
+
+
+class RequestDropped(ServiceUnavailable):
+    """The service no longer has the request."""
 
 
 @dataclass(eq=False)
@@ -54,12 +60,12 @@ class Link:
     calls: int = 0
 
     def __post_init__(self) -> None:
-        if urllib.parse.urlsplit(self.url).scheme not in ("http", "https"):
+        if not isinstance(self.url, str) or not _is_address(self.url):
             raise ValueError(
                 f"url={self.url!r} is not an http(s) address; give one such as http://127.0.0.1:8765"
             )
-        if not self.timeout_s > 0:
-            raise ValueError(f"timeout_s={self.timeout_s} must be above 0; give seconds")
+        check_token(self.token)
+        check_number("timeout_s", self.timeout_s, 1e-3, 86400, example=10)
 
     def post(self, path: str, body: bytes) -> dict[str, Any]:
         """Send a request and return the response. Raises ServiceUnavailable with the reason."""
@@ -72,8 +78,8 @@ class Link:
             with urllib.request.urlopen(request, timeout=self.timeout_s) as response:
                 content = response.read(MAX_RESPONSE_BYTES + 1)
         except urllib.error.HTTPError as error:
-            detail = error.read(200).decode(errors="replace")
-            raise ServiceUnavailable(f"{error.code} {detail or error.reason}") from None
+            kind = RequestDropped if error.code == 404 else ServiceUnavailable
+            raise kind(f"{error.code} {_read_detail(error) or error.reason}") from None
         except Exception as error:  # any network failure
             raise ServiceUnavailable(f"{type(error).__name__}: {error}") from None
         self.received_bytes += len(content)
@@ -100,32 +106,53 @@ class RemoteRequest:
     is_down: bool = False
 
     def rank(self, context: Context, draft: Draft, ranks: int, size: int) -> None:
-        """Send a draft and the tokens accepted since the last one. Raises ServiceUnavailable."""
-        if self.name is None:
-            found = self.link.post(f"{BEGIN}?room={self.max_new_tokens}", pack(self.inputs)).get(
-                "request"
-            )
-            if not isinstance(found, str):
-                raise ServiceUnavailable("a response without the id of a request")
-            self.name, self.sent_lengths = found, [0] * context.batch
-            self.accepted = [0] * context.batch
+        """Send a draft and the tokens accepted since the last one. Raises ServiceUnavailable.
+
+        A request that the service has dropped is sent again as a whole, with all its tokens.
+        """
         lengths = draft.mask.sum(-1).tolist() if draft.nodes else [0] * draft.batch
         drafted = [row[:n] for row, n in zip(draft.tokens.tolist(), lengths, strict=True)]
         new = context.generated_tokens()
-        message = {
-            "request": self.name,
-            "accepted": self.accepted,
-            "tokens": [row[known:] for row, known in zip(new, self.sent_lengths, strict=True)],
-            "draft": drafted,
-            "ranks": ranks,
-        }
-        response = self.link.post(CHECK, json.dumps(message).encode())
+        response = self._check(new, drafted, ranks) or self._begin(new, drafted, ranks)
         try:
             self.best = check_best_ids(response.get("best"), drafted, ranks, size)
         except InvalidMessage as error:
             raise ServiceUnavailable(str(error)) from None
         self.sent_lengths = [len(row) for row in new]
         self.sent, self.accepted = draft, [0] * context.batch
+
+    def _check(
+        self, new: list[list[int]], drafted: list[list[int]], ranks: int
+    ) -> dict[str, Any] | None:
+        """The response to a draft; None if the service does not have the request."""
+        if self.name is None:
+            return None
+        message = self._message(new, drafted, ranks) | {"request": self.name}
+        try:
+            return self.link.post(CHECK, json.dumps(message).encode())
+        except RequestDropped:
+            return None
+
+    def _begin(self, new: list[list[int]], drafted: list[list[int]], ranks: int) -> dict[str, Any]:
+        """The response to the request with its first draft."""
+        self.sent_lengths = self.accepted = [0] * len(new)
+        body = pack(self.inputs, self._message(new, drafted, ranks))
+        response = self.link.post(f"{BEGIN}?room={self.max_new_tokens}", body)
+        self.name = response.get("request")
+        if not isinstance(self.name, str):
+            raise ServiceUnavailable("a response without the id of a request")
+        return response
+
+    def _message(
+        self, new: list[list[int]], drafted: list[list[int]], ranks: int
+    ) -> dict[str, Any]:
+        return {
+            "known": self.sent_lengths,
+            "accepted": self.accepted,
+            "tokens": [row[known:] for row, known in zip(new, self.sent_lengths, strict=True)],
+            "draft": drafted,
+            "ranks": ranks,
+        }
 
 
 @dataclass(frozen=True)
@@ -188,6 +215,8 @@ class RemoteTarget:
                 )
             given |= features
         tensors = {n: v for n, v in given.items() if isinstance(v, Tensor)}
+        if "input_ids" in tensors:
+            check_size(*tensors["input_ids"].shape, request.max_new_tokens)
         context = self.local.prefill(request)
         shared = {
             **context.shared,
@@ -196,13 +225,10 @@ class RemoteTarget:
         return replace(context, shared=shared)
 
     def score(self, context: Context, draft: Draft) -> Scores:
-        """Return the service's ranks of this draft. Raises ValueError where it was not sent."""
+        """Return the service's ranks of this draft; without a service, the small model's scores."""
         remote: RemoteRequest = context.shared["remote_request"]
-        if remote.sent is not draft:
-            raise ValueError(
-                "the small model drafted nothing and the service is unavailable, so there is no "
-                "next token; try again when the service runs"
-            )
+        if remote.is_down:  # nothing was drafted; its tokens are unverified
+            return replace(self.local.score(context, draft), calls=0)
         positions = draft.nodes + 1
         scores = torch.full((draft.batch, positions, context.vocabulary), -torch.inf)
         for row, best in enumerate(remote.best):
@@ -217,6 +243,9 @@ class RemoteTarget:
     def keep(self, context: Context, draft: Draft, round_: Round) -> Context:
         """Record accepted tokens; they are sent with the next draft."""
         remote: RemoteRequest = context.shared["remote_request"]
+        if remote.is_down:
+            kept = self.local.keep(context, draft, replace(round_, calls=any(round_.takes_next)))
+            return replace(kept, num_unverified_rounds=context.num_unverified_rounds + 1)
         if round_.calls:
             remote.accepted = [len(path) for path in round_.path]
         for history, tokens in zip(context.history, round_.tokens, strict=True):
@@ -243,8 +272,8 @@ def connect(
     A service that is down, slow or sends invalid responses is reported once per request, and the
     device finishes the request alone. `link_of(fast)` counts calls and bytes.
 
-    Raises ValueError for an invalid address, for more ranks or longer drafts than a service
-    accepts, and for a service with another vocabulary.
+    Raises ValueError for an invalid address or token, for more ranks or longer drafts than a
+    service accepts, and for a service with another vocabulary.
     """
     if is_integer(ranks) and ranks > MAX_RANKS:
         raise ValueError(f"ranks={ranks}, but a service returns {MAX_RANKS} at most; give fewer")
@@ -260,6 +289,24 @@ def connect(
     bound.gate = Escalation(tau_h, ranks)
     bound.target = RemoteTarget(bound.target, link, ranks)
     return fast
+
+
+def _is_address(url: str) -> bool:
+    """Whether it is http(s)://HOST[:PORT][/PATH], to which paths can be appended."""
+    try:
+        parts = urllib.parse.urlsplit(url)
+        host = parts.hostname if parts.port != 0 else None
+    except ValueError:
+        return False
+    is_clean = url.isascii() and url.isprintable() and not set(" ?#@") & set(url)
+    return parts.scheme in ("http", "https") and bool(host) and is_clean
+
+
+def _read_detail(error: urllib.error.HTTPError) -> str:
+    try:
+        return error.read(200).decode(errors="replace")
+    except OSError:  # the connection broke within the body
+        return ""
 
 
 def _check_service(link: Link, vocabulary: int) -> None:

@@ -12,6 +12,8 @@ from torch import Tensor
 
 MAX_BODY_BYTES = 64 << 20  # of a request: five minutes of features
 MAX_DRAFT_TOKENS, MAX_RANKS, MAX_ROWS = 64, 64, 64
+MAX_TOKENS = 1 << 15  # of a request: rows x (prompt + new tokens)
+MIN_TOKEN_LENGTH = 16
 HELLO, BEGIN, CHECK = "/hello", "/begin", "/check"
 
 
@@ -19,21 +21,47 @@ class InvalidMessage(ValueError):
     """A message that cannot be used."""
 
 
-def pack(tensors: Mapping[str, Tensor]) -> bytes:
-    """Serialise the tensors of a request."""
+def check_token(token: Any) -> None:
+    """Check a secret. Raises ValueError for a short one and for one that no header can carry."""
+    is_text = isinstance(token, str) and token.isascii() and token.isprintable()
+    if not is_text or " " in token or len(token) < MIN_TOKEN_LENGTH:
+        what = f"of {len(token)} characters" if isinstance(token, str) else f"{token!r}"
+        raise ValueError(
+            f"a token {what} is not {MIN_TOKEN_LENGTH} or more ASCII characters without spaces; "
+            "give one such as secrets.token_urlsafe()"
+        )
+
+
+def check_size(rows: int, tokens: int, max_new_tokens: int) -> None:
+    """Check the size of a request. Raises InvalidMessage for one that would block the others."""
+    if rows > MAX_ROWS or rows * (tokens + max_new_tokens) > MAX_TOKENS:
+        raise InvalidMessage(
+            f"{rows} rows of {tokens} tokens and max_new_tokens={max_new_tokens} are more than a "
+            f"service takes ({MAX_ROWS} rows; {MAX_TOKENS} tokens in all rows, new ones included); "
+            "give fewer rows or tokens"
+        )
+
+
+def pack(tensors: Mapping[str, Tensor], check: Mapping[str, Any]) -> bytes:
+    """Serialise the tensors of a request, with its first check."""
     found: bytes = save(
-        {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()}
+        {name: value.detach().cpu().clone().contiguous() for name, value in tensors.items()},
+        {CHECK: json.dumps(check)},
     )
     return found
 
 
-def unpack(body: bytes) -> dict[str, Tensor]:
-    """Parse tensors. Raises InvalidMessage for other content."""
+def unpack(body: bytes) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Parse tensors and a first check. Raises InvalidMessage for other content."""
     try:
         found: dict[str, Tensor] = load(body)
     except (safetensors.SafetensorError, ValueError, KeyError, OverflowError) as error:
         raise InvalidMessage(f"no tensors in {len(body)} bytes ({error})") from None
-    return found
+    header = parse(body[8 : 8 + int.from_bytes(body[:8], "little")])
+    check = header.get("__metadata__", {}).get(CHECK)
+    if check is None:
+        raise InvalidMessage("no first check with the tensors")
+    return found, parse(check.encode())
 
 
 def parse(body: bytes) -> dict[str, Any]:

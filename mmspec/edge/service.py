@@ -6,6 +6,7 @@ import secrets
 import threading
 from collections import OrderedDict
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,18 +25,22 @@ from mmspec.edge.messages import (
     MAX_BODY_BYTES,
     MAX_DRAFT_TOKENS,
     MAX_RANKS,
-    MAX_ROWS,
     InvalidMessage,
     check_id_rows,
+    check_size,
+    check_token,
     parse,
     unpack,
 )
+from mmspec.errors import check_number
 from mmspec.recipes import get
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.visual import check_request
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 
+MAX_READ_S = 30.0  # of one request
+MAX_CONNECTIONS = 256  # at a time
 CLIENT_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)  # raised for invalid input
 
 
@@ -49,14 +54,15 @@ class _DeviceRequest:
 
 
 class Service:
-    """Ranks drafts by one model; keeps the newest `max_requests` requests in memory.
+    """Ranks drafts by one model; keeps the `max_requests` requests that were used last.
 
-    `begin` takes the tensors of a request, `check` the tokens accepted since and a new draft. Both
-    raise InvalidMessage for invalid messages, and KeyError for unknown or dropped requests. One
-    forward at a time.
+    `begin` takes the tensors of a request and its first check, `check` the tokens accepted since
+    and a new draft. Both raise InvalidMessage for invalid messages, and `check` KeyError for a
+    request that is unknown, dropped, or not where the device believes it is. One forward at a time.
     """
 
     def __init__(self, model: Any, max_requests: int = 8) -> None:
+        check_number("most", max_requests, 1, whole=True, example=8)
         owner = registry.find_modality(model, None)
         session: Any = registry.plug(owner).session(model, get("plain"), None, {})
         self.reader = session.bound.backbone
@@ -72,17 +78,19 @@ class Service:
         return {"model": type(self.reader.model).__name__, "vocabulary": self.reader.vocabulary}
 
     @torch.no_grad()
-    def begin(self, tensors: Mapping[str, Tensor], max_new_tokens: int) -> str:
-        """Store a request, whose prompt is read with the first draft; return its id.
+    def begin(
+        self, tensors: Mapping[str, Tensor], max_new_tokens: int, message: Mapping[str, Any]
+    ) -> tuple[str, list[list[list[int]]]]:
+        """Store a request; return its id and the response to its first check.
 
+        The prompt is read with the first draft, so a new request is never dropped before it.
         Tensors are named as in `Request.inputs`; `input_ids` of an encoder-decoder are those of
         the decoder.
         """
         shape = tensors["input_ids"].shape if "input_ids" in tensors else ()
-        if len(shape) != 2 or not 0 < shape[0] <= MAX_ROWS or not shape[1]:
-            raise InvalidMessage(
-                f"a request needs input_ids (rows, tokens) of 1 to {MAX_ROWS} rows"
-            )
+        if len(shape) != 2 or not shape[0] or not shape[1]:
+            raise InvalidMessage("a request needs input_ids (rows, tokens)")
+        check_size(shape[0], shape[1], max_new_tokens)
         given = {name: value.to(self.reader.device) for name, value in tensors.items()}
         try:
             self.check_inputs(given)
@@ -100,24 +108,26 @@ class Service:
             self.requests[name] = _DeviceRequest(context, max_new_tokens)
             while len(self.requests) > self.max_requests:
                 self.requests.popitem(last=False)
-        return name
+            return name, self._answer(name, message)
 
     @torch.no_grad()
     def check(self, message: Mapping[str, Any]) -> list[list[list[int]]]:
         """Return the best ids after the context and after every drafted token, per row."""
+        name = message.get("request")
+        if not isinstance(name, str):
+            raise InvalidMessage("request is not an id")
         with self.lock:
-            name = message.get("request")
-            request = self.requests[name] if isinstance(name, str) else None
-            if request is None:
-                raise InvalidMessage("request is not an id")
-            self.requests.move_to_end(str(name))
-            try:
-                return self._rank(request, message)
-            except Exception as error:
-                del self.requests[str(name)]  # its state is unknown
-                if isinstance(error, CLIENT_ERRORS):  # the prompt is read by the first check
-                    raise InvalidMessage(str(error)) from error
-                raise
+            self.requests.move_to_end(name)
+            return self._answer(name, message)
+
+    def _answer(self, name: str, message: Mapping[str, Any]) -> list[list[list[int]]]:
+        try:
+            return self._rank(self.requests[name], message)
+        except Exception as error:
+            del self.requests[name]  # its state is unknown
+            if isinstance(error, CLIENT_ERRORS):  # the prompt is read by the first check
+                raise InvalidMessage(str(error)) from error
+            raise
 
     def _rank(self, request: _DeviceRequest, message: Mapping[str, Any]) -> list[list[list[int]]]:
         rows, size = request.context.batch, self.reader.vocabulary
@@ -138,6 +148,8 @@ class Service:
             request.context.num_generated(row) + len(new) > limit for row, new in enumerate(tokens)
         ):
             raise InvalidMessage(f"more than the {limit} tokens that were requested")
+        if message.get("known") != [request.context.num_generated(row) for row in range(rows)]:
+            raise KeyError("a message was lost or came twice")
         self._keep(request, accepted, tokens)
         draft = _chain(drafted, self.reader.device)
         distribution = as_categorical(self.target.score(request.context, draft).distribution)
@@ -185,16 +197,13 @@ def create_app(service: Service, token: str, max_bytes: int = MAX_BODY_BYTES) ->
     """Make the FastAPI application of a service.
 
     Requests without `token` are rejected (401), and so are bodies of more than `max_bytes` (413).
-    Raises ValueError for a token of fewer than 16 characters, and without FastAPI.
+    Raises ValueError for an invalid token, and without FastAPI.
     """
-    if len(token) < 16:
-        raise ValueError(
-            f"a token of {len(token)} characters is too easy to guess; give 16 or more, such as "
-            "secrets.token_urlsafe()"
-        )
+    check_token(token)
     try:
         from fastapi import FastAPI, Request, Response
         from starlette.concurrency import run_in_threadpool
+        from starlette.requests import ClientDisconnect
     except ImportError:
         raise ValueError(
             "the service needs FastAPI and uvicorn; install them with pip install 'mmspec[edge]'"
@@ -206,10 +215,13 @@ def create_app(service: Service, token: str, max_bytes: int = MAX_BODY_BYTES) ->
         if not secrets.compare_digest(given, f"Bearer {token}".encode()):
             return Response(status_code=401)
         body = bytearray()
-        async for piece in request.stream():
-            body += piece
-            if len(body) > max_bytes:
-                return Response(status_code=413)
+        try:
+            async for piece in request.stream():
+                body += piece
+                if len(body) > max_bytes:
+                    return Response(status_code=413)
+        except ClientDisconnect:
+            return Response(status_code=408)
         try:
             return await run_in_threadpool(handle, bytes(body))
         except InvalidMessage as error:
@@ -224,9 +236,13 @@ def create_app(service: Service, token: str, max_bytes: int = MAX_BODY_BYTES) ->
         count = request.query_params.get("room", "")
         if not count.isdecimal() or not 0 < int(count[:9]) <= 1 << 16:
             return Response("room is not a number of tokens from 1 to 65536", status_code=422)
-        return await respond(
-            request, lambda body: {"request": service.begin(unpack(body), int(count))}
-        )
+
+        def start(body: bytes) -> dict[str, Any]:
+            tensors, message = unpack(body)
+            name, best = service.begin(tensors, int(count), message)
+            return {"request": name, "best": best}
+
+        return await respond(request, start)
 
     async def check(request: Any) -> Any:
         return await respond(request, lambda body: {"best": service.check(parse(body))})
@@ -237,13 +253,42 @@ def create_app(service: Service, token: str, max_bytes: int = MAX_BODY_BYTES) ->
     return app
 
 
+def create_server(app: Any, host: str, port: int) -> Any:
+    """Make the uvicorn server of an application.
+
+    A connection carries one request, and is aborted unless that is read within `MAX_READ_S`.
+    """
+    import uvicorn
+    from uvicorn.protocols.http.h11_impl import H11Protocol
+
+    class Connection(H11Protocol):
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self.loop.call_later(MAX_READ_S, self.abort_unless_read)
+
+        def abort_unless_read(self) -> None:
+            if self.cycle is None or self.cycle.more_body:
+                self.transport.abort()
+
+    config = uvicorn.Config(
+        app,
+        host=host,
+        port=port,
+        http=Connection,
+        headers=[("connection", "close")],
+        limit_concurrency=MAX_CONNECTIONS,
+        log_level="warning",
+    )
+    return uvicorn.Server(config)
+
+
 def serve(model: Any, token: str, host: str = "127.0.0.1", port: int = 8765, most: int = 8) -> None:
     """Serve a model until interrupted, by default to this machine only.
 
     `most` limits the requests in memory. Everyone who knows `token` may use the service. The
     connection is not encrypted: put it behind a proxy that is. Raises ValueError as `create_app`.
     """
-    app = create_app(Service(model, most), token)
-    import uvicorn
-
-    uvicorn.run(app, host=host, port=port, log_level="warning")
+    check_number("port", port, 0, 65535, whole=True, example=8765)
+    server = create_server(create_app(Service(model, most), token), host, port)
+    with suppress(KeyboardInterrupt):
+        server.run()

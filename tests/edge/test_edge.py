@@ -8,20 +8,22 @@ import socket
 import threading
 import time
 import urllib.error
+import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save
 from torch import Tensor
 
 import mmspec
 from mmspec.edge import messages
 from mmspec.edge.device import connect, link_of
-from mmspec.edge.service import Service, create_app
+from mmspec.edge.service import Service, create_app, create_server, serve
 from tests import toys
 from tests.modalities.speech import recognisers
 from tests.modalities.speech.recognition.test_plug import moonshine
@@ -29,18 +31,17 @@ from tests.partners import noisy
 from tests.toys import granite
 
 pytest.importorskip("fastapi")
-uvicorn: Any = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 
 IDS = {"input_ids": torch.tensor([[5, 6, 7]])}
-TOKEN, ROOM = "a token that is long enough", 14
+TOKEN, ROOM = "a-token-that-is-long-enough", 14
 
 
 @contextmanager
 def served(model: Any, **limits: Any) -> Iterator[tuple[str, Service]]:
     """A model behind uvicorn, on a free port of this machine."""
     service = Service(model, max_requests=limits.pop("max_requests", 8))
-    config = uvicorn.Config(create_app(service, TOKEN, **limits), port=0, log_level="error")
-    server = uvicorn.Server(config)
+    server = create_server(create_app(service, TOKEN, **limits), "127.0.0.1", 0)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:
@@ -160,11 +161,11 @@ def decode_alone(url: str, caplog: pytest.LogCaptureFixture, says: str, **more: 
     assert out.stats.num_new_tokens == out.stats.unverified_tokens == ROOM
 
 
+DOWN = "http://127.0.0.1:1"
+
+
 def test_a_service_that_is_down(caplog: pytest.LogCaptureFixture) -> None:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    decode_alone(f"http://127.0.0.1:{port}", caplog, "refused")
+    decode_alone(DOWN, caplog, "refused")
 
 
 @contextmanager
@@ -202,6 +203,7 @@ INVALID: dict[str, tuple[bytes, str]] = {
     "no rows": (b'{"best": 5}', "other rows"),
     "few places": (b'{"best": [[[1]]]}', "no 5 rows"),
     "no ids": (b'{"best": [[[-1], [1], [1], [1], [1]]]}', "has an id outside"),
+    "no id": (b'{ "best": [[[1]]]}', "without the id"),
     "empty": (b'{"best": [[[], [1], [1], [1], [1]]]}', "without ids"),
     "twice": (b'{"best": [[[1, 1], [1], [1], [1], [1]]]}', "repeated id"),
     "huge": (b" " * (1 << 20) + b"{}", "more than 1048576 bytes"),
@@ -214,9 +216,9 @@ def test_a_service_with_invalid_responses(case: str, caplog: pytest.LogCaptureFi
     body, says = INVALID[case]
 
     def respond(path: str) -> tuple[int, bytes]:
-        if path.startswith(messages.CHECK):
-            return 200, body
-        return 200, HELLO if path == messages.HELLO else b'{"request": "x"}'
+        if path == messages.HELLO:
+            return 200, HELLO
+        return 200, body.replace(b'{"best', b'{"request": "x", "best')
 
     with fake_service(respond) as url:
         decode_alone(url, caplog, says)
@@ -226,9 +228,9 @@ def test_a_service_that_is_slow_or_breaks_off(caplog: pytest.LogCaptureFixture) 
     is_over = threading.Event()
 
     def slow(path: str) -> tuple[int, bytes]:
-        if path.startswith(messages.CHECK):
+        if path != messages.HELLO:
             is_over.wait(30)
-        return 200, HELLO if path == messages.HELLO else b'{"request": "x"}'
+        return 200, HELLO
 
     with fake_service(slow) as url:
         decode_alone(url, caplog, "timed out", timeout_s=2.0)
@@ -237,34 +239,110 @@ def test_a_service_that_is_slow_or_breaks_off(caplog: pytest.LogCaptureFixture) 
         decode_alone(url, caplog, "500 oh")
 
 
-def test_a_service_that_dies_in_the_middle_loses_nothing(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    """Checked tokens stay, and the device resumes after them; the next request uses it again."""
+LENGTHS: tuple[dict[str, Any], ...] = (
+    {"length": 1},
+    {"length": 4},
+    {"length": "confidence"},
+    {"length": "entropy"},
+)
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=str)
+@pytest.mark.parametrize("batch", [{}, {"batch": 3, "ragged": True}], ids=["one", "ragged"])
+def test_every_draft_length_finishes_alone(length: dict[str, Any], batch: dict[str, Any]) -> None:
+    request = toys.inputs("llama", **batch)
+    out = connect(small(), DOWN, TOKEN, **length).generate(**request, max_new_tokens=ROOM)
+    assert torch.equal(out.sequences, alone(request))
+    assert out.stats.target_calls == 0
+
+
+@pytest.mark.parametrize("length", LENGTHS, ids=str)
+def test_a_service_that_goes_down_in_the_middle_loses_nothing(length: dict[str, Any]) -> None:
+    """Checked tokens stay, and the device resumes after them."""
     request = toys.inputs("llama")
     greedy = toys.model("llama").generate(**request, max_new_tokens=ROOM, do_sample=False)
-    with served(toys.model("llama")) as (url, service):
-        fast = connect(small(), url, TOKEN, tau_h=-1.0, ranks=1)
+    with served(toys.model("llama")) as (url, _):
+        fast = connect(small(), url, TOKEN, tau_h=-1.0, ranks=1, **length)
         tokens: list[int] = []
         for round_ in fast.stream(**request, max_new_tokens=ROOM):
             tokens += round_.tokens[0]
             if round_.index == 0:
                 checked = len(tokens)
-                service.requests.clear()  # as after a restart
-        start = request["input_ids"].shape[1]
-        assert tokens[:checked] == greedy[0, start : start + checked].tolist()
-        assert len(tokens) == ROOM
-        assert "404 no such request" in caplog.text
-        rest = torch.tensor([request["input_ids"][0].tolist() + tokens[:checked]])
-        alone_ = small().generate(rest, max_new_tokens=ROOM - checked, do_sample=False)
-        assert tokens[checked:] == alone_[0, rest.shape[1] :].tolist()
-        assert torch.equal(fast.generate(**request, max_new_tokens=ROOM).sequences, greedy)
+                link_of(fast).url = DOWN
+    start = request["input_ids"].shape[1]
+    assert tokens[:checked] == greedy[0, start : start + checked].tolist()
+    rest = torch.tensor([request["input_ids"][0].tolist() + tokens[:checked]])
+    alone_ = small().generate(rest, max_new_tokens=ROOM - checked, do_sample=False)
+    assert tokens[checked:] == alone_[0, rest.shape[1] :].tolist()
+
+
+def test_a_service_that_restarts_gets_the_request_again(caplog: pytest.LogCaptureFixture) -> None:
+    request = toys.inputs("llama", batch=2, ragged=True)
+    greedy = toys.model("llama").generate(**request, max_new_tokens=ROOM, do_sample=False)
+    with served(toys.model("llama")) as (url, service):
+        fast = connect(small(), url, TOKEN, tau_h=-1.0, ranks=1)
+        tokens: list[list[int]] = [[], []]
+        for round_ in fast.stream(**request, max_new_tokens=ROOM):
+            for row, new in zip(tokens, round_.tokens, strict=True):
+                row += new
+            service.requests.clear()
+    assert tokens == greedy[:, request["input_ids"].shape[1] :].tolist()
+    assert not caplog.records
+
+
+def test_more_devices_than_places_change_no_answer(caplog: pytest.LogCaptureFixture) -> None:
+    """The rounds of five requests take turns at a service that keeps two of them."""
+    requests = [toys.inputs("llama", seed=seed) for seed in range(5)]
+    with served(toys.model("llama"), max_requests=2) as (url, service):
+        tokens: list[list[int]] = [[] for _ in requests]
+        streams = {
+            index: connect(small(), url, TOKEN, tau_h=-1.0, ranks=1).stream(
+                **request, max_new_tokens=ROOM
+            )
+            for index, request in enumerate(requests)
+        }
+        while streams:
+            for index, stream in list(streams.items()):
+                round_ = next(stream, None)
+                if round_ is None:
+                    del streams[index]
+                else:
+                    tokens[index] += round_.tokens[0]
+        assert len(service.requests) == 2
+    for request, found in zip(requests, tokens, strict=True):
+        wanted = toys.model("llama").generate(**request, max_new_tokens=ROOM, do_sample=False)
+        assert found == wanted[0, request["input_ids"].shape[1] :].tolist()
+    assert not caplog.records
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [b"", b"POST /begin?room=4 HTTP/1.1\r\nHost: h\r\n", b"stalled body"],
+    ids=["nothing", "headers", "body"],
+)
+def test_a_stalled_connection_is_closed(sent: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
+    if sent == b"stalled body":
+        sent = f"POST /check HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+        sent += b"Content-Length: 1000\r\nHost: h\r\n\r\n{"
+    monkeypatch.setattr("mmspec.edge.service.MAX_READ_S", 0.2)
+    with served(toys.model("llama")) as (url, _):
+        address = urllib.parse.urlsplit(url)
+        with socket.create_connection((address.hostname, address.port), timeout=10) as stalled:
+            stalled.sendall(sent)
+            with suppress(ConnectionResetError):
+                assert stalled.recv(1000) == b""
+
+
+FIRST = {"known": [0], "accepted": [0], "tokens": [[]], "draft": [[5]], "ranks": 1}
 
 
 def test_tensors_of_one_request_may_share_their_memory() -> None:
     ids = torch.tensor([[5, 6, 7]])
-    packed = messages.unpack(messages.pack({"input_ids": ids, "position_ids": ids}))
+    packed, first = messages.unpack(
+        messages.pack({"input_ids": ids, "position_ids": ids}, {"ranks": 2})
+    )
     assert torch.equal(packed["position_ids"], ids)
+    assert first == {"ranks": 2}
 
 
 def post(url: str, body: bytes, token: str = TOKEN) -> tuple[int, bytes]:
@@ -277,8 +355,12 @@ def post(url: str, body: bytes, token: str = TOKEN) -> tuple[int, bytes]:
         return error.code, error.read()
 
 
+def pack(tensors: dict[str, Tensor], **first: Any) -> bytes:
+    return messages.pack(tensors, {**FIRST, **first})
+
+
 def test_strangers_and_bad_messages_are_turned_away(service: str) -> None:
-    packed = messages.pack(toys.inputs("llama"))
+    packed = pack(toys.inputs("llama"))
     for path in (messages.HELLO, f"{messages.BEGIN}?room=4", messages.CHECK):
         assert post(service + path, b"", "another token that is long") == (401, b"")
     begin = f"{service}{messages.BEGIN}"
@@ -287,42 +369,57 @@ def test_strangers_and_bad_messages_are_turned_away(service: str) -> None:
         (f"{begin}?room=-1", packed, b"room is not a number"),
         (f"{begin}?room={10**30}", packed, b"room is not a number"),
         (f"{begin}?room=4", b"nothing", b"no tensors"),
-        (f"{begin}?room=4", messages.pack({"x": torch.ones(1)}), b"needs input_ids"),
-        (f"{begin}?room=4", messages.pack({"input_ids": torch.full((1, 3), 10**6)}), b"1000000"),
-        (f"{begin}?room=4", messages.pack({"input_ids": torch.tensor(3)}), b"(rows, tokens)"),
-        (f"{begin}?room=4", messages.pack({"input_ids": torch.ones(1, 0).long()}), b"(rows, tok"),
-        (f"{begin}?room=4", messages.pack({**IDS, "pixel_values": torch.ones(1)}), b"a text model"),
+        (f"{begin}?room=4", save(IDS), b"no first check"),
+        (f"{begin}?room=4", save(IDS, {messages.CHECK: "[]"}), b"a JSON list"),
+        (f"{begin}?room=4", pack({"x": torch.ones(1)}), b"needs input_ids"),
+        (f"{begin}?room=4", pack({"input_ids": torch.full((1, 3), 10**6)}), b"1000000"),
+        (f"{begin}?room=4", pack({"input_ids": torch.tensor(3)}), b"(rows, tokens)"),
+        (f"{begin}?room=4", pack({"input_ids": torch.ones(1, 0).long()}), b"(rows, tok"),
+        (f"{begin}?room=4", pack({"input_ids": torch.ones(65, 2).long()}), b"64 rows"),
+        (f"{begin}?room=4", pack({"input_ids": torch.ones(8, 4093).long()}), b"8 rows of 4093"),
+        (f"{begin}?room=4", pack({**IDS, "pixel_values": torch.ones(1)}), b"a text model"),
+        (f"{begin}?room=4", pack({**IDS, "attention_mask": RIGHT}), b"pad on the left"),
         (service + messages.CHECK, b"{}", b"request is not an id"),
     ):
         status, content = post(address, body)
         assert (status, says in content) == (422, True), content
-    hidden = messages.pack({**IDS, "attention_mask": torch.tensor([[1, 1, 0]])})
-    name = json.loads(post(f"{begin}?room=4", hidden)[1])["request"]
-    good = {"request": name, "ranks": 2, "tokens": [[]], "draft": [[5, 6]], "accepted": [0]}
+    good = FIRST | {"draft": [[5, 6]]}
     for wrong, says in (
-        ({}, b"pad on the left"),  # its prompt is read with the first draft
         ({"ranks": 0}, b"ranks is not a number"),
         ({"draft": [[5] * 65]}, b"longer than 64"),
         ({"draft": [["a"]]}, b"has an id outside"),
         ({"tokens": [[1] * 5]}, b"longer than 4"),
-        ({"accepted": [1]}, b"is not a common prefix"),
+        ({"accepted": [2]}, b"is not a common prefix"),
         ({"draft": [[1], [2]]}, b"no 1 rows"),
     ):
+        assert post(f"{begin}?room=4", pack(toys.inputs("llama"), **wrong))[0] == 422
+        name = json.loads(post(f"{begin}?room=4", packed)[1])["request"]
         body = json.dumps({**good, **wrong, "request": name}).encode()
         status, content = post(service + messages.CHECK, body)
         assert (status, says in content) == (422, True), content
         assert post(service + messages.CHECK, body)[0] == 404  # dropped
-        name = json.loads(post(f"{begin}?room=4", packed)[1])["request"]
+    name = json.loads(post(f"{begin}?room=4", packed)[1])["request"]
     status, content = post(service + messages.CHECK, json.dumps({**good, "request": name}).encode())
     assert status == 200
-    assert [len(place) for place in json.loads(content)["best"][0]] == [2, 2, 2]
+    assert [len(place) for place in json.loads(content)["best"][0]] == [1, 1, 1]
+
+
+RIGHT = torch.tensor([[1, 1, 0]])  # a mask padded on the right
+
+
+def test_a_message_that_comes_twice_is_not_read_twice(service: str) -> None:
+    packed = pack(toys.inputs("llama"))
+    begun = json.loads(post(f"{service}{messages.BEGIN}?room=4", packed)[1])
+    message = FIRST | {"request": begun["request"], "tokens": [begun["best"][0][0]]}
+    assert post(service + messages.CHECK, json.dumps(message).encode())[0] == 200
+    assert post(service + messages.CHECK, json.dumps(message).encode())[0] == 404
 
 
 def test_what_is_too_large_is_not_read_and_old_requests_are_dropped() -> None:
     with served(toys.model("llama"), max_bytes=2000, max_requests=1) as (url, service):
         begin = f"{url}{messages.BEGIN}?room=4"
         assert post(begin, b"x" * 5000)[0] == 413
-        packed = messages.pack(toys.inputs("llama"))
+        packed = pack(toys.inputs("llama"))
         first = json.loads(post(begin, packed)[1])["request"]
         assert post(begin, packed)[0] == 200
         assert len(service.requests) == 1
@@ -331,19 +428,23 @@ def test_what_is_too_large_is_not_read_and_old_requests_are_dropped() -> None:
 
 def test_the_least_recently_used_request_is_dropped() -> None:
     service = Service(toys.model("llama"), max_requests=2)
-    first, second = (service.begin(IDS, 4) for _ in range(2))
-    message = {"ranks": 1, "tokens": [[]], "draft": [[5]], "accepted": [0]}
-    service.check({**message, "request": first})
-    third = service.begin(IDS, 4)
+    first, second = (service.begin(IDS, 4, FIRST)[0] for _ in range(2))
+    service.check({**FIRST, "request": first})
+    third, _ = service.begin(IDS, 4, FIRST)
     assert list(service.requests) == [first, third]
     with pytest.raises(KeyError):
-        service.check({**message, "request": second})
+        service.check({**FIRST, "request": second})
 
 
 def test_what_cannot_work_is_refused(service: str) -> None:
     for make, says in (
         (lambda: create_app(Service(toys.model("llama")), "short"), "a token of 5 characters"),
-        (lambda: connect(small(), "nowhere", TOKEN), "url='nowhere' is not an http"),
+        (lambda: connect(small(), service, ""), "a token of 0 characters"),
+        (lambda: connect(small(), service, TOKEN + "\n"), "without spaces"),
+        (lambda: connect(small(), service, 5), "a token 5 is not 16 or more"),
+        (lambda: connect(small(), service, TOKEN, timeout_s="a"), "timeout_s='a' must be a number"),
+        (lambda: Service(toys.model("llama"), 0), "most=0"),
+        (lambda: serve(toys.model("llama"), TOKEN, port=70000), "port=70000"),
         (lambda: connect(small(), service, TOKEN, timeout_s=0), "timeout_s=0"),
         (lambda: connect(small(), service, TOKEN, ranks=65), "ranks=65.*64 at most"),
         (lambda: connect(small(), service, TOKEN, length=65), "length=65.*64 at most"),
@@ -351,6 +452,20 @@ def test_what_cannot_work_is_refused(service: str) -> None:
     ):
         with pytest.raises(ValueError, match=says):
             make()
+    for url in (
+        "nowhere",
+        "",
+        "http://",
+        5,
+        "http://h:70000",
+        "http://h/?a",
+        "http://a@h",
+        "ftp://h",
+    ):
+        with pytest.raises(ValueError, match="is not an http"):
+            connect(small(), url, TOKEN)
+    with pytest.raises(ValueError, match="1 rows of 3 tokens and max_new_tokens=40000 are more"):
+        connect(small(), service, TOKEN).generate(**IDS, max_new_tokens=40000)
     with pytest.raises(ValueError, match="decodes greedily"):
         connect(small(), service, TOKEN).generate(
             **toys.inputs("llama"), max_new_tokens=4, temperature=0.7
