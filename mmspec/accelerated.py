@@ -98,7 +98,12 @@ class Accelerated(Calls):
         self.disable()
 
     def save_pretrained(self, folder: str | Path) -> None:
-        """Save the recipe and its draft model, not the target, for `mmspec.load`."""
+        """Save the recipe and its draft model, not the target, for `mmspec.load`.
+
+        Raises ValueError for what is no path, and for parts that were made by hand.
+        """
+        if not isinstance(folder, str | Path) or not str(folder):
+            raise ValueError(f"folder={folder!r} must be a path; give a new folder")
         save(self, Path(folder))
 
     def __repr__(self) -> str:
@@ -264,7 +269,7 @@ def check_call_arguments(seed: Any, row_ids: Any, on_round: Any) -> None:
         check_number("seed", seed, whole=True, example=0)
     if row_ids is not None:
         row_ids = row_ids.tolist() if isinstance(row_ids, np.ndarray) else row_ids
-        listed = isinstance(row_ids, Sequence) and not isinstance(row_ids, str)
+        listed = isinstance(row_ids, Sequence) and not isinstance(row_ids, str | bytes)
         if not listed or not all(is_integer(one) for one in row_ids):
             raise ValueError(f"row_ids={row_ids!r} are not whole numbers; give one per row")
     if on_round is not None and not callable(on_round):

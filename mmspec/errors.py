@@ -19,11 +19,34 @@ LIBRARIES = frozenset(
 )
 
 
+# names of other libraries, and what means the same here
+SYNONYMS = {
+    **dict.fromkeys(("num_images", "n"), ("num_return_sequences", "num_images_per_prompt")),
+    **dict.fromkeys(("num_images_per_prompt", "batch_size"), ("num_return_sequences",)),
+    **dict.fromkeys(
+        ("num_speculative_tokens", "num_assistant_tokens", "num_draft_tokens", "gamma"),
+        ("length", "window"),
+    ),
+    **dict.fromkeys(("assistant_model", "draft_model", "speculative_model"), ("drafter",)),
+    **dict.fromkeys(("callback_on_step_end", "callback", "callback_steps"), ("on_round",)),
+    **dict.fromkeys(("max_tokens", "max_completion_tokens"), ("max_new_tokens",)),
+    "num_inference_steps": ("steps",),
+    "speculative_config": ("recipe",),
+}
+
+
+def nearest_name(given: str, known: Iterable[str]) -> str | None:
+    """The known name that was probably meant: a synonym, else a similar one."""
+    names = list(known)
+    same = [name for name in SYNONYMS.get(given, ()) if name in names]
+    return next(iter(same or get_close_matches(given, names, n=1)), None)
+
+
 def unknown_message(given: Sequence[str], known: Iterable[str], where: str) -> str:
     """The message for an unknown keyword: what was given, the nearest known one, and all."""
     names = list(known)
-    near = get_close_matches(given[0], names, n=1)
-    hint = f"; did you mean {near[0]!r}?" if near else ";"
+    near = nearest_name(given[0], names)
+    hint = f"; did you mean {near!r}?" if near else ";"
     shown = ", ".join(name or "''" for name in given)
     return f"unknown keyword {shown} for {where}{hint} known: {', '.join(names)}"
 
@@ -54,11 +77,19 @@ def is_integer(value: Any) -> bool:
 
 
 def check_no_draft(inputs: Mapping[str, Any], drafter: Any) -> Mapping[str, Any]:
-    """Return the inputs of a drafter that reads no draft text. Raises ValueError for one."""
+    """Return the inputs of a drafter without a draft text.
+
+    Raises ValueError for a text, and for any input of a drafter that reads no prompt.
+    """
     if "draft" in inputs:
         raise ValueError(
             f"drafter_inputs has a draft, which {type(drafter).__name__} would not look at; drop "
             "it, or use recipe 'hsd'"
+        )
+    if inputs and not drafter.reads_prompt:
+        raise ValueError(
+            f"drafter_inputs has {', '.join(map(str, inputs))}, but {type(drafter).__name__} reads "
+            "no prompt of its own; drop drafter_inputs"
         )
     return inputs
 

@@ -32,6 +32,14 @@ def generate(
     return out
 
 
+def drafted(inputs: Any) -> mmspec.Output:
+    """A request with these inputs for the draft model alone."""
+    out: mmspec.Output = fast(drafter=small()).generate(
+        **toys.inputs("llama"), max_new_tokens=4, drafter_inputs=inputs
+    )
+    return out
+
+
 def small() -> Any:
     return toys.model("llama")
 
@@ -85,7 +93,7 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     ),
     "unknown recipe": (
         lambda: fast(recipe="prompt-lokup"),
-        ["'prompt-lokup'", "did you mean 'prompt-lookup'", "coupled"],
+        ["'prompt-lokup'", "did you mean 'prompt-lookup'?"],
     ),
     "unknown keyword": (
         lambda: fast(recipe="prompt-lookup", longst=4),
@@ -178,6 +186,26 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: fast("llava", recipe="suffix", sees="pixels"),
         ["'suffix'", "drop sees="],
     ),
+    "sight without a name": (
+        lambda: fast("llava", drafter=small(), sees=""),
+        ["sees='' does not fit", "drop sees="],
+    ),
+    "check that is neither": (lambda: fast(check=""), ["check=''", "True nor False"]),
+    **{
+        f"keys and values of {given!r}": (
+            lambda given=given: fast(recipe="std", kv=given),
+            [f"kv={given!r}", "choose one of same"],
+        )
+        for given in ("", [], 0, False)
+    },
+    "draft length of another library": (
+        lambda: fast(recipe="prompt-lookup", num_speculative_tokens=4),
+        ["num_speculative_tokens", "did you mean 'length'"],
+    ),
+    "draft model of another library": (
+        lambda: fast(assistant_model=small()),
+        ["assistant_model", "did you mean 'drafter'"],
+    ),
     "compressor that compresses nothing": (
         lambda: fast("llava", drafter=small(), compressor=True),
         ["compressor=True", "mmspec.compressors"],
@@ -219,6 +247,13 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: mmspec.accelerate(__file__, modality="vlm"),
         [__file__, "is a file", "give the folder"],
     ),
+    **{
+        f"saved to {given!r}": (
+            lambda given=given: fast().save_pretrained(given),
+            [f"folder={given!r} must be a path"],
+        )
+        for given in ("", 1.5, None)
+    },
     "saved model that is none": (lambda: mmspec.load("tests"), ["tests", "save_pretrained wrote"]),
     "attention without a tree mask": (
         lambda: _with_kernel("flash_attention_2"),
@@ -260,7 +295,64 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
     "empty prompt": (lambda: generate(request=empty()), ["prompt is empty", "at least one token"]),
     "no prompt": (lambda: fast().generate(max_new_tokens=4), ["input_ids", "processor"]),
     "no room": (lambda: generate(max_new_tokens=0), ["max_new_tokens=0", "at least 1"]),
-    "negative temperature": (lambda: generate(temperature=-1.0), ["temperature=-1.0", "positive"]),
+    "negative temperature": (
+        lambda: generate(temperature=-1.0),
+        ["temperature=-1.0", "give 0 for greedy decoding"],
+    ),
+    "temperature that is a flag": (
+        lambda: generate(temperature=False),
+        ["temperature=False", "must be a number"],
+    ),
+    "time without length": (lambda: generate(max_time=0), ["max_time=0", "above 0", "seconds"]),
+    "n-gram without bound": (
+        lambda: generate(encoder_no_repeat_ngram_size=10**20),
+        ["encoder_no_repeat_ngram_size=10", "at most"],
+    ),
+    "flag that is a tensor": (
+        lambda: generate(use_mtp=torch.zeros(0)),
+        ["use_mtp=float32 (0,)", "not supported"],
+    ),
+    "share outside of its range": (
+        lambda: generate(top_h="x"),
+        ["top_h='x'", "at least 0 and at most 1"],
+    ),
+    "number in the place of a flag": (
+        lambda: generate(remove_invalid_values=1.5),
+        ["remove_invalid_values=1.5", "True nor False"],
+    ),
+    "name of another library": (
+        lambda: generate(max_tokens=4),
+        ["max_tokens", "did you mean max_new_tokens"],
+    ),
+    "draft length in the call": (
+        lambda: generate(num_speculative_tokens=4),
+        ["num_speculative_tokens", "accelerate(model, drafter=..., length=...)"],
+    ),
+    "callback of another library": (
+        lambda: generate(callback_on_step_end=print),
+        ["callback_on_step_end", "on_round="],
+    ),
+    "row ids in bytes": (lambda: generate(row_ids=b"x"), ["row_ids=b'x'", "one per row"]),
+    "inputs of no draft model": (
+        lambda: generate(drafter_inputs=toys.inputs("llama")),
+        ["drafter_inputs has input_ids", "PromptLookup reads no prompt", "drop"],
+    ),
+    "inputs that no draft model takes": (
+        lambda: drafted({"nope": 1}),
+        ["unknown keyword nope for drafter_inputs", "known: "],
+    ),
+    "inputs of a draft model that are none": (
+        lambda: drafted({"input_ids": 5}),
+        ["drafter_inputs: input_ids is a int", 'return_tensors="pt"'],
+    ),
+    "inputs of a draft model in a list": (
+        lambda: drafted([]),
+        ["drafter_inputs=[]", "not a mapping", "by name"],
+    ),
+    "rows of a draft model": (
+        lambda: drafted(toys.inputs("llama", batch=2)),
+        ["drafter_inputs: input_ids has 2 rows for 1 requests"],
+    ),
     "padding on the right": (
         lambda: generate(request=padded_right()),
         ["attention_mask", "left", "padding_side"],

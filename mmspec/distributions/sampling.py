@@ -88,7 +88,8 @@ class Sampling:
             )
         if self.temperature < 1e-8:
             raise ValueError(
-                f"temperature={self.temperature} is not a positive number; give one, 1.0 = off"
+                f"temperature={self.temperature} must be at least 1e-08 to sample; give 0 for "
+                "greedy decoding, or a number above it, 1.0 = off"
             )
         if not is_integer(self.top_k) or self.top_k < 0:
             raise ValueError(

@@ -14,14 +14,13 @@ import json
 import pkgutil
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 from functools import lru_cache
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from mmspec.errors import first_line
+from mmspec.errors import first_line, nearest_name
 
 if TYPE_CHECKING:
     from mmspec.modality import Modality
@@ -167,10 +166,9 @@ def _file(name: str) -> Path:
 
 def _module(name: str) -> str:
     if not isinstance(name, str) or name not in modules():
-        near = get_close_matches(str(name), modules(), n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
-        known = ", ".join(modules())
-        raise ValueError(f"there is no recipe {name!r}; {hint}known recipes: {known}")
+        near = nearest_name(str(name), modules())
+        advice = f"did you mean {near!r}?" if near else f"known recipes: {', '.join(modules())}"
+        raise ValueError(f"there is no recipe {name!r}; {advice}")
     return modules()[name]
 
 

@@ -15,6 +15,7 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 from mmspec import _hf, _hf_cache
 from mmspec.distributions.sampling import Sampling
 from mmspec.modalities.common.tokens import (
+    MODEL_INPUTS,
     BoundTokens,
     first_id,
     pad_rows,
@@ -46,13 +47,6 @@ from mmspec.targets.tokens.turns import (
 OWN_ARGUMENTS = (
     *("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer", "past_key_values"),
     *("generation_config", "stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn"),
-)
-# inputs that some forwards take in `**kwargs`, or that a text model has to refuse
-MODEL_INPUTS = frozenset(
-    {
-        *("pixel_values", "pixel_values_videos", "input_ids", "attention_mask", "inputs_embeds"),
-        *("token_type_ids", "mm_token_type_ids"),
-    }
 )
 
 
@@ -243,7 +237,9 @@ class TextGenerator:
         Raises ValueError if the cache or the drafter does not support this.
         """
         drafter, name = self.bound.drafter, type(self.bound.drafter).__name__
-        has_ids = inputs.get("input_ids") is not None or "input_ids" in (drafter_inputs or {})
+        has_ids = inputs.get("input_ids") is not None or (
+            isinstance(drafter_inputs, Mapping) and "input_ids" in drafter_inputs
+        )
         if drafter.reads_prompt and not has_ids:
             raise ValueError(
                 f"a prompt of inputs_embeds has no tokens that the draft model of {name} could "

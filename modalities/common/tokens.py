@@ -10,19 +10,29 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec import _hf
 from mmspec.decode import Parts
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
+from mmspec.drafters.lookup.given_text import DRAFT
 from mmspec.drafters.shapes import shape_of
-from mmspec.errors import format_value
+from mmspec.errors import check_flag, format_value
 from mmspec.modality import Call, Loop, Session
 from mmspec.recipe import COMPRESSIBLE, CTC_HEAD, Kit, Recipe, pair, resolve
 from mmspec.targets.stop import Stop
 from mmspec.targets.tokens.causal import CausalTarget
-from mmspec.targets.tokens.context import Request
+from mmspec.targets.tokens.context import Request, check_drafter_inputs
 from mmspec.targets.tokens.turns import EarlierTurns
+
+# inputs that some forwards take in `**kwargs`, or that a text model has to refuse
+MODEL_INPUTS = frozenset(
+    {
+        *("pixel_values", "pixel_values_videos", "input_ids", "attention_mask", "inputs_embeds"),
+        *("token_type_ids", "mm_token_type_ids"),
+    }
+)
 
 
 @dataclass
@@ -57,6 +67,13 @@ class BoundTokens:
     def model(self) -> Any:
         return self.backbone.model
 
+    def _draft_names(self) -> frozenset[str] | None:
+        """Names that `drafter_inputs` may have; None = what the drafter itself takes."""
+        if self.draft_model is None:
+            return None
+        models = (self.model, self.draft_model.model)
+        return MODEL_INPUTS.union({DRAFT}, *map(_hf.forward_names, models))
+
     def call(
         self,
         inputs: Mapping[str, Any],
@@ -72,7 +89,8 @@ class BoundTokens:
         batch = len(prompt_tensor(inputs))
         seed = fresh_seed() if seed is None else seed
         noise = KeyedNoise.from_seed(seed, batch, self.backbone.device, row_ids)
-        own = self.drafter.prepare_inputs(drafter_inputs or {}, batch)
+        given = check_drafter_inputs(drafter_inputs, self._draft_names(), batch)
+        own = self.drafter.prepare_inputs(given, batch)
         request = Request(inputs, sampling, noise, stop.max_new_tokens, own, shared or {}, past)
         parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
         small = () if self.draft_model is None else (self.draft_model.model,)
@@ -116,8 +134,8 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
         recipe,
         compressor=recipe.compressor if compressor is None else compressor,
         execution=shape_of(recipe.execution, parts.get("tree"), parts.get("length")),
-        sees=parts.get("sees") or recipe.sees,
-        kv=recipe.kv if recipe.kv is None else parts.get("kv") or recipe.kv,
+        sees=recipe.sees if parts.get("sees") is None else parts["sees"],
+        kv=recipe.kv if recipe.kv is None or parts.get("kv") is None else parts["kv"],
     )
     own = drafter if isinstance(drafter, Drafter) else None
     small = None if own else draft_model(recipe, drafter, backbone)
@@ -142,6 +160,7 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
         recipe, verifier=verifier, gate=gate, records_distribution=records_distribution
     )
     checks = parts.get("check", True)
+    check_flag("check", checks)
     return BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
 
 

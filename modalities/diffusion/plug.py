@@ -92,7 +92,7 @@ class PipelineSession(Session):
         unknown = sorted(set(arguments) - {*known, *extra})
         if unknown:
             where = f"{type(self.model).__name__}()"
-            raise ValueError(unknown_message(unknown, [*known, *extra], where))
+            raise ValueError(unknown_message(unknown, [*known, *extra, "on_round"], where))
         if len(args) > len(known):
             raise ValueError(
                 f"{len(args)} positional arguments, but the pipeline takes {len(known)}"

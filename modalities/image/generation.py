@@ -36,6 +36,7 @@ ARGUMENTS = (
     "num_return_sequences",
     "seed",
     "row_ids",
+    "on_round",
     *SAMPLING_ARGUMENTS,
 )
 NEGATIVE_MASK = "negative_prompt_attention_mask"

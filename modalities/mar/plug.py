@@ -37,7 +37,7 @@ from mmspec.targets.continuous.patches import (
 from mmspec.targets.continuous.paths import check_random
 from mmspec.targets.stop import Stop
 
-OWN = ("class_labels", "prompt", "seed", "row_ids", "vae")
+OWN = ("class_labels", "prompt", "seed", "row_ids", "vae", "on_round")
 _FIELD_NAMES = {"guidance_schedule": "schedule"}
 SETTINGS = tuple(
     next((name for name, own in _FIELD_NAMES.items() if own == one.name), one.name)

@@ -19,6 +19,7 @@ SAMPLING = ("temperature", "top_k", "top_p", "min_p")
 OWN = (
     *("image", "instruction", "unnorm_key", "robots", "deadline_ms", "evaluate", "seed"),
     *("do_sample", *SAMPLING),
+    "on_round",
 )
 FIXED = ("max_new_tokens", "min_new_tokens", "max_length", "eos_token_id", "row_ids")
 

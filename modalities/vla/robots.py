@@ -150,7 +150,7 @@ def parse_robots(robots: Any, count: int | None) -> list[int]:
     if robots is None:
         return list(range(1 if count is None else count))
     robots = robots.tolist() if isinstance(robots, np.ndarray) else robots
-    is_list = isinstance(robots, Sequence) and not isinstance(robots, str)
+    is_list = isinstance(robots, Sequence) and not isinstance(robots, str | bytes)
     if not is_list or not robots or not all(is_integer(one) and one >= 0 for one in robots):
         raise ValueError(
             f"robots={format_value(robots)} are not numbers of robots; give a list, such as [0, 2]"

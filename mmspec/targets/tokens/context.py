@@ -12,6 +12,7 @@ from torch import Tensor
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Prefix, Sampling
 from mmspec.draft import Draft, Scores
+from mmspec.errors import format_value, prefix_errors, unknown_message
 from mmspec.targets.memory import Memory, RowMemories
 from mmspec.targets.tokens.turns import EarlierTurns, count_prompt_slots, full_attention_mask
 
@@ -188,6 +189,33 @@ def check_inputs(
                 f"{tuple(ids.shape[:2])}; pass the processor's output of the same text"
             )
     _check_mask("attention_mask", given.get("attention_mask"))
+
+
+def check_drafter_inputs(
+    given: Any, known: Collection[str] | None, batch: int
+) -> Mapping[str, Any]:
+    """The inputs of the draft model alone, empty for None; `known` are the names that it reads.
+
+    Raises ValueError for other names, for what is no tensor, and for another number of rows.
+    """
+    if given is None:
+        return {}
+    if not isinstance(given, Mapping):
+        raise ValueError(
+            f"drafter_inputs={format_value(given)} is not a mapping; give the tensors of the draft "
+            "model's own processor by name"
+        )
+    unknown = [] if known is None else [str(name) for name in given if name not in known]
+    if known is not None and unknown:
+        raise ValueError(unknown_message(unknown, sorted(known), "drafter_inputs"))
+    with prefix_errors("drafter_inputs"):
+        check_inputs(given)
+        for name in AXES:
+            if given.get(name) is not None and len(given[name]) != batch:
+                raise ValueError(
+                    f"{name} has {len(given[name])} rows for {batch} requests; give one for each"
+                )
+    return given
 
 
 def count_left_padding(attention_mask: Tensor | None, batch: int) -> list[int]:

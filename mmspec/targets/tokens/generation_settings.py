@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
+from numbers import Real
 from typing import Any
 
 import torch
@@ -13,7 +13,7 @@ from transformers import GenerationConfig, LogitsProcessor
 
 from mmspec import _hf
 from mmspec.distributions.sampling import DOUBLED, Sampling
-from mmspec.errors import check_flag, check_number, format_value
+from mmspec.errors import check_flag, check_number, format_value, nearest_name
 
 SAMPLING_SETTINGS = (
     "temperature",
@@ -28,12 +28,13 @@ SAMPLING_SETTINGS = (
 
 def infer_do_sample(settings: dict[str, Any]) -> dict[str, Any]:
     """Set `do_sample` if a sampling setting is given; temperature 0 means greedy."""
-    if settings.get("temperature") == 0:
-        settings = {k: v for k, v in settings.items() if k not in SAMPLING_SETTINGS}
+    names, temperature = (*SAMPLING_SETTINGS, "top_h"), settings.get("temperature")
+    if temperature is not None:
+        check_number("temperature", temperature)
+    if temperature == 0:
+        settings = {k: v for k, v in settings.items() if k not in names}
         return {**settings, "do_sample": False}
-    if "do_sample" not in settings and any(
-        settings.get(name) is not None for name in SAMPLING_SETTINGS
-    ):
+    if "do_sample" not in settings and any(settings.get(name) is not None for name in names):
         return {**settings, "do_sample": True}
     return settings
 
@@ -166,12 +167,9 @@ def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name} is not a generation setting here: {_REFUSED_ARGUMENTS[name]}")
         if name not in known or name.startswith("_"):
             public = sorted(field for field in known if not field.startswith("_"))
-            close = get_close_matches(name, public, 1)
-            hint = f"did you mean {close[0]}? " if close else ""
-            shown = name or repr(name)
-            raise ValueError(
-                f"{shown} is not a generation setting; {hint}known: {', '.join(public)}"
-            )
+            near = nearest_name(name, public)
+            advice = f"did you mean {near}?" if near else f"known: {', '.join(public)}"
+            raise ValueError(f"{name or repr(name)} is not a generation setting; {advice}")
 
 
 def refuse_modes(model: Any, config: GenerationConfig) -> None:
@@ -185,10 +183,12 @@ def refuse_modes(model: Any, config: GenerationConfig) -> None:
         if name in (*HONOURED, *HARMLESS) or name.startswith("_"):
             continue
         unset, why = REFUSED.get(name, (None, ""))
-        if value is None or value in (unset, neutral.get(name)):
+        is_neutral = isinstance(value, Real | str) and value in (unset, neutral.get(name))
+        if value is None or is_neutral:
             continue
         if why:
-            raise ValueError(f"{name}={value} (given, or the model's own) is not supported: {why}")
+            shown = format_value(value)
+            raise ValueError(f"{name}={shown} (given, or the model's own) is not supported: {why}")
         if name in fields:
             raise ValueError(
                 f"{name}={value} is not known here, so it would be ignored; drop it, or use "
@@ -207,6 +207,20 @@ def _whole(name: str, value: Any) -> None:
 
 def _positive(name: str, value: Any) -> None:
     check_number(name, value, 1e-8, example=1.1)
+
+
+def _seconds(name: str, value: Any) -> None:
+    check_number(name, value, example=2.5)
+    if value <= 0:
+        raise ValueError(f"{name}={value!r} must be above 0; give seconds, such as 2.5")
+
+
+def _share(name: str, value: Any) -> None:
+    check_number(name, value, 0, 1, example=0.4)
+
+
+def _ngram(name: str, value: Any) -> None:
+    check_number(name, value, 0, 65536, whole=True, example=3)  # its memory grows with it
 
 
 def _one_id(name: str, value: Any) -> None:
@@ -258,13 +272,16 @@ VALUE_CHECKS: Mapping[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("max_new_tokens", "max_length", "num_beams", "num_return_sequences"), _whole),
     **dict.fromkeys(("min_new_tokens", "min_length", "no_repeat_ngram_size"), _one_id),
     **dict.fromkeys(("forced_bos_token_id", "bos_token_id", "pad_token_id"), _one_id),
-    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty", "max_time"), _positive),
+    **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), _positive),
     **dict.fromkeys(("temperature", "penalty_alpha", "guidance_scale"), check_number),
     **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), _ids),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), _id_list),
     **dict.fromkeys(("do_sample", "use_cache", "return_dict_in_generate"), check_flag),
     **dict.fromkeys(("output_scores", "output_logits", "output_attentions"), check_flag),
-    **dict.fromkeys(("output_hidden_states", "renormalize_logits"), check_flag),
+    **dict.fromkeys(
+        ("output_hidden_states", "renormalize_logits", "remove_invalid_values"), check_flag
+    ),
+    **{"max_time": _seconds, "top_h": _share, "encoder_no_repeat_ngram_size": _ngram},
     "bad_words_ids": _words,
     "exponential_decay_length_penalty": _decay,
     "stop_strings": _texts,
@@ -282,6 +299,8 @@ _REFUSED_ARGUMENTS = {
         ("num_assistant_tokens", "num_assistant_tokens_schedule", "assistant_confidence_threshold"),
         _LENGTH,
     ),
+    **dict.fromkeys(("num_speculative_tokens", "num_draft_tokens"), _LENGTH),
+    "callback_on_step_end": "give on_round= a function, which is called with every Round",
 }
 
 # Every field of a GenerationConfig is in one of these tables; other fields are refused.

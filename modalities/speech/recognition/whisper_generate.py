@@ -126,11 +126,13 @@ class _WindowHook:
                 f"row_ids={list(rows)}, but Whisper continues with {len(args[1])} of these rows; "
                 "generate row by row, as transcribe() does"
             )
+        drafts = self.own["drafter_inputs"]
+        if drafts is None and self.text.bound.drafter.reads_prompt:
+            drafts = {"input_features": self.cached.features}
         given = {
             "seed": None if seed is None else seed + self.count,
             "row_ids": rows,
-            "drafter_inputs": self.own["drafter_inputs"]
-            or {"input_features": self.cached.features},
+            "drafter_inputs": drafts,
         }
         self.count += 1
         return self.text.hook(args, {**arguments, **given}, self.loop)
