@@ -50,6 +50,7 @@ class Stats:
     over_accepted_mass: float | None = None  # mean per token; None = exact, or not measured
     unverified_tokens: int = 0  # accepted by a gate, without the target
     forecast_errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) checked
+    skipped_work: float | None = None  # of forecasts: share of the network's operations
     first_audio_ms: float | None = None  # of speech: time to the first audio
     jitter_ms: float | None = None  # standard deviation of the time between pieces of audio
     audio_seconds: float | None = None  # of all rows
@@ -158,12 +159,18 @@ class Ledger:
 
 
 def forecast_stats(
-    recipe: str, full: int, kept: int, rejected: int, errors: Sequence[tuple[int, float]]
+    recipe: str,
+    full: int,
+    kept: int,
+    rejected: int,
+    errors: Sequence[tuple[int, float]],
+    skipped_work: float | None = None,
 ) -> Stats:
     """Statistics of a run that computes `full` steps and forecasts the others.
 
     A forecast is a draft of one step, accepted where it was `kept`; it is unverified, although a
-    gate may have checked it.
+    gate may have checked it. A forecast step computes what is not forecast: `skipped_work` is the
+    share of the operations of computing all steps in full that were skipped.
     """
     accepted = [1] * kept + [0] * rejected
     drafted = [1] * len(accepted)
@@ -171,7 +178,7 @@ def forecast_stats(
     ledger.new_tokens, ledger.called_tokens = full + kept, full + kept
     ledger.calls = ledger.row_calls = full
     ledger.unverified = kept
-    return replace(ledger.stats(), forecast_errors=list(errors))
+    return replace(ledger.stats(), forecast_errors=list(errors), skipped_work=skipped_work)
 
 
 def _histogram(counts: Iterable[int], longest: int) -> list[int]:

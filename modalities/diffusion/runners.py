@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 import inspect
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -17,6 +18,7 @@ from torch import Tensor
 from mmspec.decode import Parts
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.drafters.denoising.window import Window
+from mmspec.drafters.forecast.attached import Statistics
 from mmspec.errors import check_number
 from mmspec.modalities.diffusion.network import (
     Network,
@@ -31,6 +33,9 @@ from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import forecast_stats
 from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget
 from mmspec.targets.stop import Stop
+
+log = logging.getLogger("mmspec")
+MAX_FORECAST_WORK = 0.5  # of a full step, without a warning
 
 
 class ChainRunner:
@@ -214,7 +219,7 @@ class ForecastRunner:
 
     def __init__(self, pipe: Any, recipe: Recipe) -> None:
         kit = Kit(pipe, None, recipe.execution, recipe.sees, None, recipe.options)
-        self.pipe, self.recipe = pipe, recipe
+        self.pipe, self.recipe, self.warned = pipe, recipe, False
         self.forecasting = recipe.architecture(kit).under(resolve(recipe.verifier, kit))
 
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
@@ -233,13 +238,22 @@ class ForecastRunner:
             output = self.pipe(**given) if seed is None else call_seeded(self.pipe, given, seed)
         finally:
             detach()
-        done = detach.statistics
-        loop.report(
-            forecast_stats(
-                self.recipe.name or "custom", done.full, done.forecast, done.rejected, done.errors
-            )
-        )
+        self._report(detach.statistics, loop)
         return output
+
+    def _report(self, done: Statistics, loop: Loop) -> None:
+        """Report the statistics; warn once if forecasts leave most of the network's work."""
+        name = self.recipe.name or "custom"
+        counts = (done.full, done.forecast, done.rejected, done.errors, done.skipped_work)
+        loop.report(forecast_stats(name, *counts))
+        if done.forecast_work > MAX_FORECAST_WORK and not self.warned:
+            self.warned = True
+            log.warning(
+                "a forecast step of this network still computes %.0f %% of the operations of a "
+                "full step, outside of the layers that %r skips; the recipe taylorseer with "
+                "lite=True skips the whole network",
+                *(100 * done.forecast_work, name),
+            )
 
 
 def call_seeded(pipe: Any, given: Mapping[str, Any], seed: int) -> Any:

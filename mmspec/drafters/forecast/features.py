@@ -2,7 +2,8 @@
 
 Forecast are the outputs of attention and feed-forward layers, before the gates of adaptive layer
 norms: gates, shifts and residual sums are computed in every step, with the true time. A block that
-fuses both layers (FLUX single-stream) is forecast at its joint projection.
+has the parts of such a layer as its own children (FLUX single-stream, PRX) is forecast at their
+last projection.
 """
 
 from __future__ import annotations
@@ -17,11 +18,21 @@ from torch import Tensor, nn
 
 from mmspec.drafters.forecast.forecast import Factors
 
-_STACKS = ("transformer_blocks", "single_transformer_blocks", "blocks", "layers")
-_ATTENTION = ("attn", "attn1", "attn2", "attention")
-_LAYERS = (*_ATTENTION, "ff", "ffn", "feed_forward", "ff_context", "img_mlp", "txt_mlp")
-_FUSED = "proj_out"  # of a block with these layers, which are idle while it is forecast:
-_IDLE = ("attn", "proj_mlp", "act_mlp")
+_STACKS = (
+    *("joint_transformer_blocks", "transformer_blocks", "single_transformer_blocks"),
+    *("blocks", "layers", "double_blocks"),
+)
+_ATTENTION = (
+    *("attn", "attn1", "attn2", "attention"),
+    *("self_attn", "cross_attn", "self_attention", "cross_attention"),
+)
+_FEED_FORWARD = ("ff", "ffn", "feed_forward", "ff_context", "mlp", "img_mlp", "txt_mlp")
+_LAYERS = (*_ATTENTION, *_FEED_FORWARD)
+_FUSED = {  # projections that end a layer, and its other parts, which are idle in a forecast
+    "proj_out": ("proj_mlp", "attn", "act_mlp"),
+    "down_proj": ("gate_proj", "up_proj"),
+    "ff_out": ("ff_in",),
+}
 _SHARED = ("txt_ids", "img_ids", "image_rotary_emb")  # one for all rows, whatever their length
 
 
@@ -85,24 +96,30 @@ def find_modules(network: nn.Module, lite: bool = False) -> ForecastModules:
         found += [(block, Idle) for block in blocks[:-2]]
         found += [(block, Forecast) for block in blocks[-2:-1]]
     for block in blocks[-1:] if lite else blocks:
-        inside = dict(block.named_children())
-        if _FUSED in inside and "proj_mlp" in inside:
-            found += [(inside[name], Idle) for name in _IDLE if name in inside]
-            found.append((inside[_FUSED], Forecast))
-        else:
-            layers = [inside[name] for name in _LAYERS if name in inside]
-            if not layers:
-                raise ValueError(
-                    f"a {type(block).__name__} has none of {', '.join(_LAYERS)} to forecast; use "
-                    "lite=True, which forecasts the output of the whole network"
-                )
-            found += [(layer, Forecast) for layer in layers]
+        layers = _block_layers(block)
+        if not layers:
+            raise ValueError(
+                f"a {type(block).__name__} has none of {', '.join(_LAYERS)} to forecast; use "
+                "lite=True, which forecasts the output of the whole network"
+            )
+        found += layers
     if not blocks:
         raise ValueError(
             f"{type(network).__name__} is not a stack of transformer blocks; use lite=True with "
             "the recipe taylorseer, which forecasts the output of the whole network"
         )
     return ForecastModules(tuple(found), blocks[-1])
+
+
+def _block_layers(block: nn.Module) -> list[tuple[nn.Module, type[Forecast] | type[Idle]]]:
+    """The attention and feed-forward layers of a block."""
+    inside = dict(block.named_children())
+    fused = {last: parts for last, parts in _FUSED.items() if {last, parts[0]} <= inside.keys()}
+    idle = [name for parts in fused.values() for name in parts if name in inside]
+    kept = [name for name in _LAYERS if name in inside and name not in idle]
+    return [(inside[name], Idle) for name in idle] + [
+        (inside[name], Forecast) for name in (*kept, *fused)
+    ]
 
 
 def transformer_blocks(network: nn.Module) -> list[nn.Module]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
 from diffusers.hooks import FirstBlockCacheConfig, HookRegistry, apply_first_block_cache
@@ -18,10 +19,11 @@ from diffusers.hooks.first_block_cache import _FBC_BLOCK_HOOK, _FBC_LEADER_BLOCK
 from diffusers.hooks.hooks import CacheContext, _set_cache_context
 from torch import nn
 
+from mmspec.drafters.forecast.attached import AttachedNetworks, Statistics
 from mmspec.drafters.forecast.compiled import unwrap_compiled
 from mmspec.drafters.forecast.features import ForwardOverride, is_overridden, transformer_blocks
-from mmspec.drafters.forecast.hooks import AttachedNetworks, Statistics
 from mmspec.drafters.forecast.steps import StepClock, check_finite, networks_of, time_of
+from mmspec.drafters.forecast.work import PassWork, count_work
 from mmspec.recipe import Kit
 
 
@@ -73,6 +75,10 @@ class CachedNetwork:
         self.statistics, self._clock, self._network = statistics, clock, network
         self._signature = inspect.signature(network.forward)
         self._step, self._ordinal = -1, 0  # of the last call
+        self._skipped, self._work = blocks[1:], dict[int, PassWork]()  # by call within a step
+        self._is_compiled = called is not network or any(
+            one._compiled_call_impl is not None for one in (network, *blocks)
+        )
         self._owned = [(block, set(vars(block))) for block in (network, *blocks)]
         apply_first_block_cache(network, FirstBlockCacheConfig(threshold))
         self._registry = HookRegistry.check_if_exists_or_initialize(network)
@@ -98,7 +104,7 @@ class CachedNetwork:
         self._step = step
         _set_cache_context(self._network, CacheContext(str(self._ordinal)))
         try:
-            output = original(*args, **kwargs)
+            output = self._run(partial(original, *args, **kwargs))
         except (TypeError, IndexError) as error:  # of the hooks of diffusers
             raise ValueError(
                 f"diffusers' first-block cache does not support {type(self._network).__name__} as "
@@ -106,8 +112,17 @@ class CachedNetwork:
             ) from error
         check_finite(output, step)
         computed = bool(self._shared.get_state().should_compute)
+        work = self._work.get(self._ordinal)
+        self.statistics.add_work(work, computed, not computed, False)
         self.statistics.full += computed
         self.statistics.forecast += not computed
+        return output
+
+    def _run(self, call: Callable[[], Any]) -> Any:
+        """The network's output; the first pass, which is in full, is counted unless compiled."""
+        if self._is_compiled or self._ordinal in self._work:
+            return call()
+        output, self._work[self._ordinal] = count_work(call, self._skipped)
         return output
 
 

@@ -12,7 +12,8 @@ input. Lossy: the sampler receives other predictions than the network's own.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
@@ -21,6 +22,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from mmspec.drafters.forecast.attached import AttachedNetworks, Statistics
 from mmspec.drafters.forecast.compiled import (
     check_layers,
     compiler_of,
@@ -41,6 +43,7 @@ from mmspec.drafters.forecast.features import (
 )
 from mmspec.drafters.forecast.forecast import Basis, Newton, Taylor, Timeline
 from mmspec.drafters.forecast.steps import StepClock, check_finite, networks_of, time_of
+from mmspec.drafters.forecast.work import PassWork, count_work
 from mmspec.errors import choose_option
 from mmspec.recipe import Kit
 from mmspec.targets.continuous.forecast_error import Metric
@@ -134,45 +137,6 @@ class Forecasting:
         )
 
 
-@dataclass
-class Statistics:
-    """Numbers of steps, counted per sample and per call of the network within a step."""
-
-    full: int = 0  # computed, rejected ones included
-    forecast: int = 0  # by forecast
-    rejected: int = 0
-    errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) of all checks
-
-
-@dataclass
-class AttachedNetworks:
-    """All overridden networks of a pipeline; call it to restore them."""
-
-    each: list[Callable[[], None]]
-    statistics: Statistics
-
-    @classmethod
-    def to(
-        cls,
-        networks: Sequence[nn.Module],
-        one: Callable[[nn.Module], Callable[[], None]],
-        statistics: Statistics,
-    ) -> AttachedNetworks:
-        """Override every network, or none where one of them is rejected."""
-        taken = cls([], statistics)
-        try:
-            for network in networks:
-                taken.each.append(one(network))
-        except ValueError:
-            taken()
-            raise
-        return taken
-
-    def __call__(self) -> None:
-        for detach in reversed(self.each):
-            detach()
-
-
 class Mode(Enum):
     """What the layers do in one pass through the network."""
 
@@ -187,8 +151,9 @@ class CallSeries:
 
     rows: int
     timeline: Timeline
-    features: list[Feature]
+    features: list[list[Feature]]  # per module, one for each of its calls in a pass
     pasts: list[SampleHistory]  # per group of rows
+    work: PassWork | None = None  # None: not counted
 
 
 class Attachment:
@@ -221,6 +186,7 @@ class Attachment:
         self._step, self._ordinal = -1, 0  # of the last call
         self._current: CallSeries  # of the current call, and its mode:
         self._mode, self._checks = Mode.EXACT, False
+        self._calls: Counter[int] = Counter()  # of each module, in this pass
         self._rows: Tensor | None = None
         self._scale = self._weights = self._errors = torch.empty(0)
         self._overrides = [ForwardOverride(network, self._network)]
@@ -248,7 +214,8 @@ class Attachment:
         full = [schedule.needs_full_step(past, progress) for past in series.pasts]
         output: Any = None
         errors: list[float | None] = [None] * len(full)
-        if not all(full):
+        is_forecast, self._checks = not all(full), False
+        if is_forecast:
             checked = [
                 not f and schedule.is_checked(p) for f, p in zip(full, series.pasts, strict=True)
             ]
@@ -265,6 +232,7 @@ class Attachment:
             past.after_full_step() if f else past.after_forecast(error)
             for past, f, error in zip(series.pasts, full, errors, strict=True)
         ]
+        self.statistics.add_work(series.work, sum(full) / len(full), is_forecast, self._checks)
         self.statistics.full += sum(full)
         self.statistics.forecast += len(full) - sum(full)
         return output
@@ -298,12 +266,13 @@ class Attachment:
                 )
         start = self._step + self._gate.schedule.warm_up - 1  # as in the published code
         device = tensors(states)[0].device
+        histories = rows if groups > 1 else 1  # one for all rows, whatever their arrangement
         timeline = Timeline.begin(
-            self._extrapolation.basis, self._extrapolation.order, rows, device, start
+            self._extrapolation.basis, self._extrapolation.order, histories, device, start
         )
-        features: list[Feature] = [kind() for _, kind in self._modules.modules]
+        features: list[list[Feature]] = [[] for _ in self._modules.modules]
         if self._forecasts_output:
-            features = [Forecast()]
+            features = [[Forecast()]]
         return CallSeries(rows, timeline, features, [SampleHistory()] * groups)
 
     def _by_forecast(
@@ -312,8 +281,9 @@ class Attachment:
         """A pass by forecast over all rows, and the errors of the groups that are checked."""
         series, self._checks = self._current, any(checked)
         self._mode, self._weights = Mode.FORECAST, series.timeline.weights(self._step)
+        self._calls.clear()
         if self._forecasts_output:
-            return series.features[0].forecast(self._weights), [None] * len(checked)
+            return series.features[0][0].forecast(self._weights), [None] * len(checked)
         output = whole()
         if not self._checks:
             return output, [None] * len(checked)
@@ -335,30 +305,56 @@ class Attachment:
         is_full = torch.tensor(full, device=device).repeat(series.rows // len(full))
         rows = is_full.nonzero()[:, 0]
         self._mode, self._rows = Mode.FULL, None if all(full) else rows
-        self._scale = series.timeline.advance(self._step, rows)
+        self._calls.clear()
+        self._scale = series.timeline.advance(self._step, rows if len(full) > 1 else rows[:1])
         if self._rows is None:
-            computed = whole()
+            computed = whole() if series.work else self._count_work(whole)
         else:
             part = select_rows(dict(call.arguments), rows, series.rows)
             call = inspect.BoundArguments(call.signature, part)
             computed = original(*call.args, **call.kwargs)
         if self._forecasts_output:
-            series.features[0].record(computed, self._scale, self._rows)
+            series.features[0][0].record(computed, self._scale, self._rows)
         return computed if self._rows is None else replace_rows(output, computed, rows)
+
+    def _count_work(self, whole: Callable[[], Any]) -> Any:
+        """The output of a full pass, whose work is counted unless its operations are compiled."""
+        if self._forecasts_output:
+            self._current.work = PassWork(0.0)
+        elif not self._is_compiled:
+            skipped = [module for module, _ in self._modules.modules]
+            output, self._current.work = count_work(whole, skipped, self._modules.last)
+            return output
+        return whole()
 
     def _layer(self, index: int) -> Callable[..., Any]:
         """The forward of one layer inside a block."""
 
         def forward(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            feature = self._current.features[index]
+            if self._mode is Mode.EXACT:
+                return original(*args, **kwargs)
+            features, call = self._current.features[index], self._calls[index]
+            self._calls[index] += 1  # a layer of two streams is called for each
             if self._mode is Mode.FORECAST:
-                return feature.forecast(self._weights)
+                return features[call].forecast(self._weights)
+            if call == len(features):
+                features.append(self._modules.modules[index][1]())
             output = original(*args, **kwargs)
-            if self._mode is Mode.FULL:
-                feature.record(output, self._scale, self._rows)
+            self._check_rows(index, output)
+            features[call].record(output, self._scale, self._rows)
             return output
 
         return forward
+
+    def _check_rows(self, index: int, output: Any) -> None:
+        """Raises ValueError if samples have their own histories, but no rows of their own."""
+        rows = len(self._scale)
+        if rows > 1 and any(len(part) != rows for part in tensors(output)):
+            raise ValueError(
+                f"a {type(self._modules.modules[index][0]).__name__} of this network returns "
+                f"{len(tensors(output)[0])} rows for a batch of {rows}, so its samples cannot be "
+                "checked one by one; give per_sample=False"
+            )
 
     def _last_block(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The forward of the last block: by forecast, and computed to measure the error."""

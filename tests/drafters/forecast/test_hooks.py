@@ -13,9 +13,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from mmspec.drafters.forecast.attached import AttachedNetworks
 from mmspec.drafters.forecast.features import transformer_blocks
 from mmspec.drafters.forecast.forecast import Newton
-from mmspec.drafters.forecast.hooks import AttachedNetworks, Extrapolation, Forecasting
+from mmspec.drafters.forecast.hooks import Extrapolation, Forecasting
 from mmspec.targets.continuous.forecast_schedule import DecayingThreshold
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 from mmspec.verifiers.reflection import Reflection

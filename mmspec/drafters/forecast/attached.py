@@ -1,0 +1,66 @@
+"""Networks of a pipeline under forecasting, and the statistics they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from torch import nn
+
+from mmspec.drafters.forecast.work import PassWork
+
+
+@dataclass
+class Statistics:
+    """Numbers of steps, counted per sample and per call of the network within a step."""
+
+    full: int = 0  # computed, rejected ones included
+    forecast: int = 0  # by forecast
+    rejected: int = 0
+    errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) of all checks
+    passes: int = 0  # of plain sampling, where the work of a pass was counted
+    work: float = 0.0  # in full passes, of those
+    forecast_work: float = 0.0  # of the most expensive pass by forecast, in full passes
+
+    @property
+    def skipped_work(self) -> float | None:
+        """Share of the work of plain sampling that was not computed; None if not counted."""
+        return 1 - self.work / self.passes if self.passes else None
+
+    def add_work(self, work: PassWork | None, full: float, forecast: bool, checked: bool) -> None:
+        """Count one step: the share of rows computed in full, and a pass by forecast before."""
+        if work is None:
+            return
+        self.passes += 1
+        self.work += full + forecast * (work.forecast + checked * work.check)
+        if forecast:
+            self.forecast_work = max(self.forecast_work, work.forecast)
+
+
+@dataclass
+class AttachedNetworks:
+    """All overridden networks of a pipeline; call it to restore them."""
+
+    each: list[Callable[[], None]]
+    statistics: Statistics
+
+    @classmethod
+    def to(
+        cls,
+        networks: Sequence[nn.Module],
+        one: Callable[[nn.Module], Callable[[], None]],
+        statistics: Statistics,
+    ) -> AttachedNetworks:
+        """Override every network, or none where one of them is rejected."""
+        taken = cls([], statistics)
+        try:
+            for network in networks:
+                taken.each.append(one(network))
+        except ValueError:
+            taken()
+            raise
+        return taken
+
+    def __call__(self) -> None:
+        for detach in reversed(self.each):
+            detach()
