@@ -1,13 +1,15 @@
 """Audio: read, check, mix down, resample and write.
 
 WAV is read and written by the standard library; other formats need soundfile
-(`pip install mmspec[speech]`). torchaudio resamples.
+(`pip install mmspec[speech]`). Files are read in blocks, so a long one needs no more memory than
+its mono samples.
 """
 
 from __future__ import annotations
 
 import wave
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,8 +19,11 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import check_number, first_line, format_value
+from mmspec.modalities.speech.resampling import resample
 
 SOUND_FILES = (".wav",)  # endings that `write` takes
+MIN_RATE_HZ, MAX_RATE_HZ = 1000, 384_000
+BLOCK = 1 << 20  # values of a file read at once
 MAX_CHANNELS = 16
 MAX_AMPLITUDE = 100.0  # of floats; integers converted without scaling reach thousands
 UNSCALED_TYPES = (torch.int64, torch.uint64)  # of lists of integers: their original range is lost
@@ -42,11 +47,9 @@ class Sound:
         return self.samples.shape[0] / self.rate_hz
 
     def at(self, rate_hz: int) -> Sound:
-        """Resample to another rate, by torchaudio's windowed sinc."""
+        """Resample to another rate, by a windowed sinc."""
         if rate_hz == self.rate_hz:
             return self
-        from torchaudio.functional import resample
-
         return Sound(resample(self.samples, self.rate_hz, rate_hz), rate_hz)
 
 
@@ -59,27 +62,34 @@ def sound(source: Any, rate_hz: int | None = None) -> Sound:
     `rate_hz` that differs from that of the file.
     """
     if isinstance(source, Sound):
-        return source
+        return _check_rate(source, rate_hz, "the audio")
     if isinstance(source, Mapping):  # as data sets hold them
-        unknown = sorted({*source} - {"array", "sampling_rate", "path"})
+        unknown = sorted({*source} - {"array", "sampling_rate", "path"}, key=str)
         if unknown or "array" not in source:
             raise ValueError(
                 f"audio as a mapping of {', '.join(map(str, source))} is not supported; give array "
                 "and sampling_rate, or the samples themselves"
             )
-        return sound(source["array"], source.get("sampling_rate", rate_hz))
+        own = source.get("sampling_rate")
+        found = sound(source["array"], rate_hz if own is None else own)
+        return _check_rate(found, rate_hz, "the mapping")
     if isinstance(source, str | Path):
-        found = read(source)
-        if rate_hz is not None and rate_hz != found.rate_hz:
-            raise ValueError(
-                f"sampling_rate={rate_hz}, but {source} has a sampling rate of {found.rate_hz}; "
-                "drop sampling_rate="
-            )
-        return found
+        return _check_rate(read(source), rate_hz, source)
+    samples = _to_tensor(source)
     if rate_hz is None:
         raise ValueError("samples need a sampling rate; give sampling_rate=, such as 16000")
-    check_number("sampling_rate", rate_hz, 1000, whole=True, example=16000)
-    return Sound(_mix_down(_to_tensor(source)), rate_hz)
+    check_number("sampling_rate", rate_hz, MIN_RATE_HZ, MAX_RATE_HZ, whole=True, example=16000)
+    return Sound(_check_samples(_mix_channels(samples)), int(rate_hz))
+
+
+def _check_rate(found: Sound, rate_hz: Any, where: str | Path) -> Sound:
+    """Raises ValueError for a `rate_hz` that differs from that of the sound."""
+    if rate_hz is not None and rate_hz != found.rate_hz:
+        raise ValueError(
+            f"sampling_rate={rate_hz}, but {where} has a sampling rate of {found.rate_hz}; drop "
+            "sampling_rate="
+        )
+    return found
 
 
 def read(path: str | Path) -> Sound:
@@ -88,11 +98,14 @@ def read(path: str | Path) -> Sound:
     if not path.is_file():
         raise ValueError(f"there is no audio file {path}; give a WAV file")
     try:
-        samples, rate_hz = _read_wav(path)
-    except (wave.Error, EOFError) as error:
-        samples, rate_hz = _read_with_soundfile(path, error)
-    try:
-        return Sound(_mix_down(samples), rate_hz)
+        with _open(path) as (rate_hz, blocks):
+            if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
+                raise ValueError(
+                    f"its sampling rate of {rate_hz} Hz must be {MIN_RATE_HZ} to {MAX_RATE_HZ}; "
+                    "convert the file, to 16000 Hz for example"
+                )
+            made = [_mix_channels(block) for block in blocks]
+        return Sound(_check_samples(torch.cat(made) if made else torch.zeros(0)), rate_hz)
     except ValueError as error:
         raise ValueError(f"{path}: {error}") from None
 
@@ -116,37 +129,60 @@ def write(path: str | Path, samples: Tensor, rate_hz: int) -> Path:
     return path
 
 
-def _read_wav(path: Path) -> tuple[Tensor, int]:
-    """Samples (channels, n) and their rate. Raises wave.Error for other formats."""
-    with wave.open(str(path), "rb") as file:
-        width, channels, rate_hz = file.getsampwidth(), file.getnchannels(), file.getframerate()
-        data = file.readframes(file.getnframes())
-    if width == 3:  # 24 bits are read as the upper bytes of 32
-        three = np.frombuffer(data[: len(data) // 3 * 3], "u1").reshape(-1, 3)
-        data, width = np.pad(three, ((0, 0), (1, 0))).tobytes(), 4
-    if width not in _WIDTHS:
-        raise wave.Error(f"samples of {width} bytes")
-    values = np.frombuffer(
-        data[: len(data) // (width * channels) * width * channels], _WIDTHS[width]
-    )
-    return _scale(torch.from_numpy(values.copy())).reshape(-1, channels).T, rate_hz
+@contextmanager
+def _open(path: Path) -> Iterator[tuple[int, Iterator[Tensor]]]:
+    """The sampling rate of a file, and blocks (channels, n) of its samples."""
+    error = _find_wav_error(path)
+    if error is None:
+        with wave.open(str(path), "rb") as file:
+            yield file.getframerate(), _read_wav(file)
+        return
+    with _open_soundfile(path, error) as other:
+        yield int(other.samplerate), _read_soundfile(other)
 
 
-def _read_with_soundfile(path: Path, why: Exception) -> tuple[Tensor, int]:
-    """Samples (channels, n) of any file that libsndfile reads."""
+def _find_wav_error(path: Path) -> Exception | None:
+    """Why the standard library cannot read a file; None if it can."""
+    try:
+        with wave.open(str(path), "rb") as file:
+            width = file.getsampwidth()
+    except (wave.Error, EOFError) as error:
+        return error
+    return None if width in (*_WIDTHS, 3) else wave.Error(f"samples of {width} bytes")
+
+
+def _read_wav(file: wave.Wave_read) -> Iterator[Tensor]:
+    width, channels = file.getsampwidth(), file.getnchannels()
+    while data := file.readframes(max(BLOCK // channels, 1)):
+        data = data[: len(data) // (width * channels) * width * channels]
+        if width == 3:  # 24 bits are read as the upper bytes of 32
+            three = np.frombuffer(data, "u1").reshape(-1, 3)
+            data = np.pad(three, ((0, 0), (1, 0))).tobytes()
+        values = torch.from_numpy(np.frombuffer(data, _WIDTHS.get(width, _WIDTHS[4])).copy())
+        yield _scale(values).reshape(-1, channels).T
+
+
+def _open_soundfile(path: Path, why: Exception) -> Any:
+    """Open any file that libsndfile reads."""
     try:
         import soundfile
     except ImportError:
         raise ValueError(
-            f"{path} is not an integer WAV ({why}), and soundfile, which reads other formats, "
-            "is not "
+            f"not an integer WAV ({why}), and soundfile, which reads other formats, is not "
             "installed: pip install mmspec[speech]"
         ) from None
     try:
-        values, rate_hz = soundfile.read(path, dtype="float32", always_2d=True)
+        return soundfile.SoundFile(path)
     except Exception as error:  # libsndfile has its own exceptions
-        raise ValueError(f"{path} cannot be read as audio: {first_line(error)}") from None
-    return torch.from_numpy(values).T, int(rate_hz)
+        raise ValueError(f"cannot be read as audio: {first_line(error)}") from None
+
+
+def _read_soundfile(file: Any) -> Iterator[Tensor]:
+    try:
+        while len(values := file.read(BLOCK // file.channels, "float32", always_2d=True)):
+            yield torch.from_numpy(values).T
+    except Exception as error:
+        raise ValueError(f"cannot be read as audio: {first_line(error)}") from None
 
 
 def _to_tensor(given: Any) -> Tensor:
@@ -175,7 +211,7 @@ def _scale(samples: Tensor) -> Tensor:
     return (samples.double() - middle).div(limits.max - middle + 1).float()
 
 
-def _mix_down(samples: Tensor) -> Tensor:  # (n,)
+def _mix_channels(samples: Tensor) -> Tensor:  # (n,) or (channels, n) -> (n,)
     """Average the channels."""
     if samples.dim() == 2 and 0 < samples.shape[0] <= MAX_CHANNELS:
         samples = samples.mean(0)
@@ -184,10 +220,15 @@ def _mix_down(samples: Tensor) -> Tensor:  # (n,)
             f"samples of shape {tuple(samples.shape)} are neither (n,) nor (channels, n) of at "
             f"most {MAX_CHANNELS} channels; transpose them, or give several recordings as a list"
         )
+    return samples
+
+
+def _check_samples(samples: Tensor) -> Tensor:  # (n,)
+    """The samples themselves. Raises ValueError for empty, non-finite and unscaled ones."""
     if not samples.numel():
         raise ValueError("the audio is empty; give one sample at least")
     _check_finite(samples)
-    loudest = float(samples.abs().max())
+    loudest = max(abs(float(one)) for one in samples.aminmax())
     if loudest > MAX_AMPLITUDE:
         raise ValueError(
             f"samples reach {loudest:g}, and floats must be in [-1, 1]; divide them by their full "

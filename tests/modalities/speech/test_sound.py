@@ -12,6 +12,8 @@ import numpy as np
 import pytest
 import torch
 
+from mmspec.modalities.speech import resampling
+from mmspec.modalities.speech.resampling import resample
 from mmspec.modalities.speech.sound import Sound, read, sound, write
 
 TONE = torch.sin(torch.arange(800) * 2 * math.pi * 440 / 8000) * 0.5
@@ -49,7 +51,7 @@ def test_the_error_without_soundfile_names_the_extra(
 ) -> None:
     (tmp_path / "tone.mp3").write_bytes(b"none")
     monkeypatch.setitem(sys.modules, "soundfile", None)
-    with pytest.raises(ValueError, match=r"tone.mp3 .*soundfile.*mmspec\[speech\]"):
+    with pytest.raises(ValueError, match=r"tone.mp3: .*soundfile.*mmspec\[speech\]"):
         read(tmp_path / "tone.mp3")
 
 
@@ -65,6 +67,55 @@ def test_channels_are_averaged_and_rates_changed() -> None:
     assert sound(torch.tensor([0, 128, 255], dtype=torch.uint8), 8000).samples[1] == 0
 
 
+@pytest.mark.parametrize("rates", [(44100, 16000), (8000, 16000), (22050, 16000), (16000, 24000)])
+def test_resampling_is_that_of_torchaudio(rates: tuple[int, int]) -> None:
+    functional = pytest.importorskip("torchaudio.functional")
+    samples = torch.rand(rates[0] + 17, generator=torch.Generator().manual_seed(0)) * 2 - 1
+    torch.testing.assert_close(
+        resample(samples, *rates), functional.resample(samples, *rates), atol=1e-4, rtol=0
+    )
+    assert torch.equal(resample(samples, *rates), Sound(samples, rates[0]).at(rates[1]).samples)
+
+
+@pytest.mark.parametrize("rate", [44_101, 16_001, 383_999, 1_001])
+def test_any_rate_is_resampled_in_bounded_memory(
+    rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of any size give the same samples; the filter has a bounded size."""
+
+    def tone(hz: int) -> torch.Tensor:
+        return torch.sin(torch.arange(2 * hz, dtype=torch.float64) * 2 * math.pi * 100 / hz).float()
+
+    found = resample(tone(rate), rate, 16000)
+    torch.testing.assert_close(found[200:-200], tone(16000)[200:-200], atol=1e-2, rtol=0)
+    largest = resampling._make_filter(rate, 16000, math.ceil(6 * max(rate / 16000, 1) / 0.99))
+    assert largest.numel() < 16 * (16000 + rate)
+    monkeypatch.setattr(resampling, "BLOCK", 1)
+    torch.testing.assert_close(resample(tone(rate), rate, 16000), found)
+
+
+def test_a_long_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    both = torch.stack((TONE, -TONE / 2))
+    whole = read(write(tmp_path / "tone.wav", both, 8000))
+    monkeypatch.setattr("mmspec.modalities.speech.sound.BLOCK", 6)
+    assert torch.equal(read(tmp_path / "tone.wav").samples, whole.samples)
+    pytest.importorskip("soundfile").write(tmp_path / "tone.flac", both.T.numpy(), 8000)
+    torch.testing.assert_close(
+        read(tmp_path / "tone.flac").samples, whole.samples, atol=1e-4, rtol=0
+    )
+
+
+@pytest.mark.parametrize("rate", [1, 999, 384_001, 2**31 - 1])
+def test_rates_of_no_recording_are_refused(rate: int, tmp_path: Path) -> None:
+    with wave.open(str(tmp_path / "tone.wav"), "wb") as file:
+        file.setparams((1, 2, rate, 0, "NONE", ""))
+        file.writeframes(bytes(800))
+    with pytest.raises(ValueError, match=rf"tone.wav: .* {rate} Hz must be 1000 to 384000; conv"):
+        read(tmp_path / "tone.wav")
+    with pytest.raises(ValueError, match=f"sampling_rate={rate} must be"):
+        sound(TONE, rate)
+
+
 BAD: dict[str, tuple[Any, int | None, str]] = {
     "no rate": (TONE, None, "sampling_rate=, such as 16000"),
     "rate of nothing": (TONE, 0, "sampling_rate=0"),
@@ -76,6 +127,9 @@ BAD: dict[str, tuple[Any, int | None, str]] = {
     "transposed": (torch.zeros(800, 2), 8000, r"\(800, 2\).*transpose"),
     "complex": (torch.zeros(3, dtype=torch.complex64), 8000, "complex64 are not audio"),
     "no samples": (object(), 8000, "are not samples"),
+    "nothing": (None, None, "audio=None are not samples"),
+    "two rates": ({"array": TONE, "sampling_rate": 8000}, 16000, "the mapping has .* of 8000"),
+    "another rate": (Sound(TONE, 8000), 16000, "the audio has .* of 8000"),
     "no file": ("nowhere.wav", None, "there is no audio file nowhere.wav"),
 }
 
@@ -92,7 +146,7 @@ def test_a_file_has_its_own_rate(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"sampling_rate=16000.*8000.*drop"):
         sound(place, 16000)
     (tmp_path / "cut.wav").write_bytes(place.read_bytes()[:20])
-    with pytest.raises(ValueError, match=r"cut\.wav cannot be read as audio"):
+    with pytest.raises(ValueError, match=r"cut\.wav: cannot be read as audio"):
         read(tmp_path / "cut.wav")
 
 
