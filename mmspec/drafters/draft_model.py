@@ -176,12 +176,13 @@ def empty_growth(context: Context, distributions: Sequence[Categorical] = ()) ->
 
 
 def draw_next_token(
-    distribution: Categorical, kind: Kind, context: Context, step: int
+    distribution: Categorical, kind: Kind, context: Context, step: int | Tensor
 ) -> Tensor:  # (B, 1)
-    """Draw the next token of a chain."""
+    """Draw the next token of a chain, after `step` others: a number, or one per row (B, 1)."""
     if distribution.hard:
         return distribution.scores.argmax(-1)
-    index = step_indices(distribution.scores.device)[step : step + 1]
+    steps = step_indices(distribution.scores.device)
+    index = steps[step : step + 1] if isinstance(step, int) else step
     return draw(distribution, 1, kind, context.noise, context.position() + step, index)[:, :, 0]
 
 

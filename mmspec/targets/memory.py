@@ -164,14 +164,14 @@ class Memory:
             view = max(self.lengths) + block.num_preceding + block.length
             self.cache.plan_rows(self._slots(block), view)
             mask = self.mask.place_ragged(self.lengths, block, view)
-        positions = block.depths + _column(self.rope, block.depths)
+        positions = block.depths + to_column(self.rope, block.depths.device)
         if block.pads is not None:
             positions = positions.clamp_min(0)
         if self.max_position is not None:  # a finished row is still read while others continue
             positions = positions.clamp_max(self.max_position)
         queries = block.depths
         if self.window is not None:
-            queries = queries + _column(self.lengths, block.depths)
+            queries = queries + to_column(self.lengths, block.depths.device)
             self.cache.plan.low = max(min(self.lengths) - self.window + 1, 0)
         return positions, mask, queries
 
@@ -359,12 +359,12 @@ class Mask:
             ]
 
 
-def _column(values: Sequence[int], like: Tensor) -> Any:
+def to_column(values: Sequence[int], device: torch.device) -> Any:
     """Per-row numbers as a column (B, 1), or one number where all rows agree."""
     first = values[0]
     if all(value == first for value in values):
         return first
-    return torch.tensor(values, device=like.device)[:, None]
+    return torch.tensor(values, device=device)[:, None]
 
 
 @lru_cache(maxsize=256)

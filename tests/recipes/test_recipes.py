@@ -15,10 +15,11 @@ import torch
 import mmspec
 from mmspec import recipes
 from mmspec.codes.codebook import Codebook
-from mmspec.draft import Verifier
+from mmspec.draft import Round, Verifier
 from mmspec.recipe import CTC_HEAD, Deferred, Kit, Recipe, resolve
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
+from tests.covering import exhaustive
 from tests.partners import partner
 
 ALL = recipes.names()
@@ -120,6 +121,37 @@ def test_a_recipe_runs(name: str, settings: dict[str, Any]) -> None:
     if settings and isinstance(fast.recipe.verifier, Coupled):
         plain = mmspec.decode_plain(fast.model, **request, max_new_tokens=ROOM, **settings)
         assert torch.equal(out.sequences, plain.sequences)
+
+
+# Their drafts depend on the row's noise, also greedily, or on what other rows said.
+MIXED = ("gsd", "mc-sjd", "mc-sjd-gumbel", "sjd", "sjd-pac", "sjd-pp", "sjd-pv", "sjd2", "ssd")
+SHARED = ("token-recycling", "ugsd", "vvs")
+AHEAD = ("pearl", "hippo", "parallelvlm")
+ONE_OF_EACH = (*AHEAD, "eagle-3", "std", "suffix")
+
+
+def rounds_per_row(fast: mmspec.Accelerated, request: dict[str, Any]) -> list[int]:
+    """Rounds with a target forward until each row ends."""
+    counts = [0] * len(request["input_ids"])
+
+    def count(one: Round) -> None:
+        for row, line in enumerate(one.tokens):
+            counts[row] += bool(line) and one.calls > 0
+
+    fast.generate(**request, max_new_tokens=2 * ROOM, do_sample=False, on_round=count)
+    return counts
+
+
+@pytest.mark.parametrize(
+    "name", exhaustive([n for n in NAMES if n not in (*MIXED, *SHARED)], ONE_OF_EACH)
+)
+def test_a_row_is_accepted_as_much_in_any_batch(name: str) -> None:
+    """Rows that differ: none waits for, or loses its draft to, another one."""
+    fast, request = bound(name), toys.inputs("llava", seed=2, batch=3)
+    alone = [rounds_per_row(fast, toys.alone(request, row))[0] for row in range(3)]
+    assert rounds_per_row(fast, request) == alone
+    if name in AHEAD:
+        assert len(set(alone)) > 1
 
 
 @pytest.mark.parametrize("name", NAMES)

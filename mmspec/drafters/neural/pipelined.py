@@ -6,12 +6,13 @@
 
 The token that the target adds after a fully accepted window is at the position of the first token
 drafted ahead: if they agree the next window is ready, otherwise all of it is dropped. So every
-token belongs to a window, and no token is drafted twice.
+token belongs to a window, and no token is drafted twice. Rows of a batch differ: while one verifies
+a window that was ready, another without one verifies nothing and drafts beside it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from threading import Thread
 from typing import Any, ClassVar
@@ -20,20 +21,16 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.sampling import Prefix
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
-from mmspec.drafters.draft_model import (
-    DraftNodes,
-    DraftUpdate,
-    MultiKindDrafter,
-    chain_layout,
-    draw_next_token,
-)
+from mmspec.drafters.draft_model import MultiKindDrafter, draft_distribution, draw_next_token
 from mmspec.drafters.lengths.length import Fixed, max_useful_length
 from mmspec.drafters.neural.draft_inputs import build_draft_inputs
 from mmspec.drafters.neural.small_model import SMALL_MODEL, ModelDrafter, SmallModel
 from mmspec.drafters.shapes import SAMPLED_KINDS, Chain
 from mmspec.errors import is_integer
 from mmspec.recipe import Kit, Recipe
+from mmspec.targets.memory import build_block, to_column
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.tokens.context import Context
 
@@ -49,9 +46,9 @@ class PipelinedDrafter(MultiKindDrafter, ModelDrafter):
 
     On a CPU the draft model runs in a thread; with processors that need tokens, and on
     accelerators, its kernels are queued before the target's, so that two devices overlap and one
-    device runs them in this order. All rows of a batch keep their window or none does. Output: that
-    of any exact drafter, since a window drafted ahead is used only if its prefix was accepted,
-    which is independent of its tokens.
+    device runs them in this order. Each row of a batch keeps or drops its own window, so acceptance
+    is that of a single row. Output: that of any exact drafter, since a window drafted ahead is used
+    only if its prefix was accepted, which is independent of its tokens.
     """
 
     model: SmallModel
@@ -61,84 +58,167 @@ class PipelinedDrafter(MultiKindDrafter, ModelDrafter):
     choices: ClassVar[tuple[Kind, ...]] = Chain.kinds
 
     def begin(self, context: Context) -> _PipelineState:
-        return _PipelineState(self.model.begin(context))
+        return _PipelineState(self.model.begin(context), [[] for _ in range(context.batch)])
 
     def propose(self, context: Context, state: _PipelineState) -> Draft:
-        max_tokens = max_useful_length(context)
-        state.num_sent = min(self.window - 1 if state.tokens else self.refill, max_tokens)
-        self._extend_draft(context, state, state.num_sent)
-        tokens, distributions = (
-            state.tokens[: state.num_sent],
-            state.distributions[: state.num_sent],
-        )
+        longest = max_useful_length(context)
+        state.sent = [
+            0 if finished else min(len(row) or self.refill, longest)
+            for row, finished in zip(state.places, context.finished, strict=True)
+        ]
+        goal = [
+            sent + self.window if sent < longest and not finished else sent
+            for sent, finished in zip(state.sent, context.finished, strict=True)
+        ]
+        self._extend_draft(context, state, state.sent, goal)
+        draft = self._make_draft(context, state)
         state.task = None
-        if max_tokens > state.num_sent:
-            longer = state.num_sent + self.window
+        if goal != state.sent:
             state.task = BackgroundTask.of(
-                context, lambda own: self._extend_draft(own, state, longer)
+                context, lambda own: self._extend_draft(own, state, goal, goal)
             )
-        if not tokens:
+        return draft
+
+    def _make_draft(self, context: Context, state: _PipelineState) -> Draft:
+        """The first `sent[b]` drafted tokens of each row."""
+        width = max(state.sent)
+        if not width:
             return context.empty_draft()
+        sent = [row[:count] for row, count in zip(state.places, state.sent, strict=True)]
         kind = self.kinds[0]
-        distribution = Categorical.cat(distributions) if kind in SAMPLED_KINDS else None
-        return Draft.chain(torch.cat(tokens, 1), kind, distribution)
+        distribution = state.take_distributions(sent) if kind in SAMPLED_KINDS else None
+        unfinished = [c for c, done in zip(state.sent, context.finished, strict=True) if not done]
+        if min(unfinished) == width:
+            return Draft.chain(state.take(sent), kind, distribution)
+        counts = torch.tensor(state.sent, device=context.device)[:, None]
+        mask = torch.arange(width, device=context.device) < counts
+        return Draft.chain(state.take(sent), kind, distribution, mask)
 
     def observe(
         self, context: Context, state: _PipelineState, draft: Draft, scores: Scores, round_: Round
     ) -> _PipelineState:
         if state.task is not None:
             state.task.join()
-        read = max(len(state.tokens) - 1, 0)
-        is_match = len(state.tokens) > state.num_sent and _matches_draft(
-            state.tokens[state.num_sent], round_
-        )
-        if is_match:
-            steps = [state.num_sent + 1] * context.batch
-        else:
-            steps = [min(accepted, read) for accepted in round_.accepted]
-        paths = tuple(tuple(range(count)) for count in steps)
-        news = DraftUpdate(draft, scores, round_, paths, read, state.distributions)
-        model, done = self.model.keep(context, state.model, news), state.num_sent + 1
-        if is_match:
-            return _PipelineState(model, state.tokens[done:], state.distributions[done:])
-        return _PipelineState(model)
+        match = _match_draft(state, round_)
+        before = [
+            len(line) - len(new) for line, new in zip(context.history, round_.tokens, strict=True)
+        ]
+        valid = [
+            read if ready else start + accepted
+            for read, ready, start, accepted in zip(
+                state.model.read, match, before, round_.accepted, strict=True
+            )
+        ]
+        self.model.rewind(state.model, valid)
+        kept = [
+            row[count + 1 :] if ready else []
+            for row, count, ready in zip(state.places, state.sent, match, strict=True)
+        ]
+        return state.keep(kept)
 
-    def _extend_draft(self, context: Context, state: _PipelineState, length: int) -> None:
-        """Draft until there are `length` uncommitted tokens; all but the last are read."""
-        while len(state.tokens) < length:
-            step = len(state.tokens)
-            if step:
-                *earlier, last = state.tokens
-                nodes = DraftNodes(last, chain_layout(step - 1, last.device), tuple(earlier))
-                distribution = self.model.predict(context, state.model, nodes)
-            else:
-                distribution = self.model.predict_first(context, state.model)
+    def _extend_draft(
+        self, context: Context, state: _PipelineState, least: Sequence[int], most: Sequence[int]
+    ) -> None:
+        """Draft until all rows have `least` uncommitted tokens; none has more than `most`.
+
+        All but the last are read.
+        """
+        while any(len(row) < low for row, low in zip(state.places, least, strict=True)):
+            rows = [len(row) < high for row, high in zip(state.places, most, strict=True)]
+            step = to_column([len(row) for row in state.places], context.device)
+            distribution = self._predict(context, state, rows, step)
             state.distributions.append(distribution)
             state.tokens.append(draw_next_token(distribution, self.kinds[0], context, step))
+            for row, is_drafted in zip(state.places, rows, strict=True):
+                if is_drafted:
+                    row.append(len(state.tokens) - 1)
+
+    def _predict(
+        self, context: Context, state: _PipelineState, rows: Sequence[bool], step: int | Tensor
+    ) -> Categorical:  # (B, 1)
+        """The distribution after `step` drafted tokens; what `rows` read for it stays cached."""
+        model, waiting = state.model, []
+        for row, line in enumerate(context.history):
+            unread = line[model.read[row] :] if rows[row] else line[-1:]
+            waiting.append([0] if state.places[row] else unread)
+        block = build_block(waiting, None, model.memory.like)
+        if any(state.places):
+            is_draft = torch.tensor([[bool(row)] for row in state.places], device=context.device)
+            drafted = state.take([row[-1:] for row in state.places])
+            last = torch.where(is_draft, drafted, block.tokens[:, -1:])
+            block = replace(block, tokens=torch.cat((block.tokens[:, :-1], last), 1))
+        logits, _ = self.model.backbone.read(model.memory, block)
+        counts = [len(line) if row else 0 for line, row in zip(waiting, rows, strict=True)]
+        model.memory.advance(counts)
+        model.read = [read + count for read, count in zip(model.read, counts, strict=True)]
+        prefix = state.prefix(context) if context.sampling.needs_prefix else None
+        return draft_distribution(context, logits, prefix, step)
 
 
 @dataclass
 class _PipelineState:
-    """Tokens (B, 1) drafted after the committed ones; the first `num_sent` are being verified."""
+    """Tokens drafted after the committed ones, by the step that drew them for all rows.
+
+    `places[b]` are the steps of row b's tokens; the first `sent[b]` are being verified.
+    """
 
     model: Any
-    tokens: list[Tensor] = field(default_factory=list)
-    distributions: list[Categorical] = field(default_factory=list)
-    num_sent: int = 0
+    places: list[list[int]]
+    tokens: list[Tensor] = field(default_factory=list)  # (B, 1) per step
+    distributions: list[Categorical] = field(default_factory=list)  # (B, 1) per step
+    sent: list[int] = field(default_factory=list)
     task: BackgroundTask | None = None
 
+    def prefix(self, context: Context) -> Prefix:
+        """Committed and drafted tokens of a row, for logits processors."""
 
-def _matches_draft(token: Tensor, round_: Round) -> bool:  # (B, 1)
-    """Whether unfinished rows accepted their window and then the target's token was drafted."""
-    return all(
-        round_.finished[row]
-        or (
-            round_.accepted[row] == round_.drafted[row]
-            and round_.takes_next[row]
-            and round_.tokens[row][-1] == drafted
-        )
-        for row, drafted in enumerate(token[:, 0].tolist())
-    )
+        def before(row: int, _: int) -> Tensor:
+            own = [self.tokens[step][row] for step in self.places[row]]
+            return torch.cat((context.prefix(row), *own))
+
+        return before
+
+    def take(self, places: Sequence[Sequence[int]]) -> Tensor:  # (B, n)
+        """The tokens of these steps per row; shorter rows end in arbitrary ones."""
+        first, *others = places
+        if all(row == first for row in others):
+            return torch.cat([self.tokens[step] for step in first], 1)
+        tokens = torch.cat(self.tokens, 1)
+        return tokens.gather(1, _pad_rows(places, tokens.device))
+
+    def take_distributions(self, places: Sequence[Sequence[int]]) -> Categorical:  # (B, n)
+        first, *others = places
+        if all(row == first for row in others):
+            return Categorical.cat([self.distributions[step] for step in first])
+        columns = _pad_rows(places, self.tokens[0].device)
+        return Categorical.cat(self.distributions)[torch.arange(len(places))[:, None], columns]
+
+    def keep(self, places: Sequence[Sequence[int]]) -> _PipelineState:
+        """The state with these steps only."""
+        start = min((row[0] for row in places if row), default=len(self.tokens))
+        moved = [[step - start for step in row] for row in places]
+        return _PipelineState(self.model, moved, self.tokens[start:], self.distributions[start:])
+
+
+def _pad_rows(places: Sequence[Sequence[int]], device: torch.device) -> Tensor:  # (B, n)
+    width = max(len(row) for row in places)
+    return torch.tensor([[*row, *[0] * (width - len(row))] for row in places], device=device)
+
+
+def _match_draft(state: _PipelineState, round_: Round) -> list[bool]:
+    """Whether a row accepted its window and the target's token after it was drafted ahead."""
+    ahead = [row[sent : sent + 1] for row, sent in zip(state.places, state.sent, strict=True)]
+    if not any(ahead):
+        return [False] * len(ahead)
+    drafted = state.take(ahead)[:, 0].tolist()
+    return [
+        bool(ahead[row])
+        and not round_.finished[row]
+        and round_.accepted[row] == state.sent[row]
+        and round_.takes_next[row]
+        and round_.tokens[row][-1] == token
+        for row, token in enumerate(drafted)
+    ]
 
 
 class BackgroundTask:

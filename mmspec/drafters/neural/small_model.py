@@ -135,15 +135,11 @@ class SmallModel(DraftModel):
         prompt_logits, state.prompt_logits = state.prompt_logits, None
         if prompt_logits is not None and state.read == [len(row) for row in context.history]:
             return draft_distribution(context, prompt_logits[:, None], committed_prefix(context))
-        steps = [
-            -1 if read == len(row) and not finished else 0  # nothing new: read its last token again
-            for read, row, finished in zip(
-                state.read, context.history, context.finished, strict=True
-            )
+        unread = [  # nothing new: read its last token again
+            len(row) - (not finished)
+            for row, finished in zip(context.history, context.finished, strict=True)
         ]
-        if any(steps):
-            state.memory.advance(steps)
-            state.read = [read + step for read, step in zip(state.read, steps, strict=True)]
+        self.rewind(state, unread)
         layout, counts = waiting_block(context, state.read, state.memory.like)
         logits, _ = self.backbone.read(state.memory, layout)
         state.memory.advance(counts)
@@ -153,6 +149,13 @@ class SmallModel(DraftModel):
     def predict(self, context: Context, state: _ModelState, nodes: DraftNodes) -> Categorical:
         logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.like))
         return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+
+    def rewind(self, state: _ModelState, lengths: Sequence[int]) -> None:
+        """Drop what was read after the first `lengths[b]` tokens of each row."""
+        steps = [min(length - read, 0) for length, read in zip(lengths, state.read, strict=True)]
+        if any(steps):
+            state.memory.advance(steps)
+            state.read = [read + step for read, step in zip(state.read, steps, strict=True)]
 
     def keep(self, context: Context, state: _ModelState, update: DraftUpdate) -> _ModelState:
         num_committed = state.memory.commit([0] * context.batch, update.read, update.nodes_read)
