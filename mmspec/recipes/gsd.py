@@ -8,11 +8,16 @@ rows of the input embedding, as in the code, or between the vectors of a `codebo
 (`mmspec.codes.codebook.Codebook`) where one is given. Lossy; size=0 is exact, as SJD is. The paper
 tries sizes 3, 10, 25 and 50; the defaults are those of its code, whose distance suits the embedding
 of Lumina-mGPT. `suffix` selects what follows a rejected token: "resample" samples it again, as in
-the paper, "couple" keeps what MC-SJD keeps (So et al. 2026). Reconstructed: windows that reach
-tokens which are no image tokens; for other models only rank and gap count.
+the paper, "couple" keeps what MC-SJD keeps (So et al. 2026). Where all groups hold one code, a
+warning tells so when the recipe is bound. Reconstructed: windows that reach tokens which are no
+image tokens; for other models only rank and gap count.
 """
 
+import logging
 from collections.abc import Callable, Mapping
+
+import torch
+from torch import Tensor
 
 from mmspec.codes.codebook import resolve_codebook
 from mmspec.draft import Drafter, Verifier
@@ -25,6 +30,8 @@ from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.grouped import Embeddings, Grouped, RankWindow, TokenDistance
 from mmspec.verifiers.recursive import Recursive
 
+log = logging.getLogger("mmspec")
+TRIED = 64  # codes whose nearest neighbour is looked for
 WINDOWS: Mapping[str, Callable[[Kit], Drafter]] = {
     "resample": resampled_window,
     "couple": maximally_coupled_window,
@@ -42,7 +49,9 @@ def jacobi_iteration(kit: Kit) -> Drafter:
 def grouping(kit: Kit) -> Verifier:
     """The rule with the settings of this kit."""
     size, gap, distance = (kit.options[name] for name in ("size", "gap", "distance"))
-    return Recursive(Grouped(RankWindow(size, gap, token_distance(kit), distance)))
+    window = RankWindow(size, gap, token_distance(kit), distance)
+    _warn_of_single_codes(window, kit)
+    return Recursive(Grouped(window))
 
 
 def token_distance(kit: Kit) -> TokenDistance | None:
@@ -52,6 +61,35 @@ def token_distance(kit: Kit) -> TokenDistance | None:
         return None if drawn is None else Embeddings(kit.target.embed, drawn.codebook.codes)
     use = "groups need the vectors themselves"
     return resolve_codebook(codebook, use, kit.target.vocabulary, kit.target.device)
+
+
+def _warn_of_single_codes(window: RankWindow, kit: Kit) -> None:
+    """Warn of groups that hold one code each, which make this recipe another one."""
+    basis = "mc-sjd" if kit.options["suffix"] == "couple" else "sjd"
+    same = f"so every group holds one code and this is {basis!r}, exact"
+    if window.size < 2:
+        log.warning("size=%d, %s; give size=14, or another of 2 and more", window.size, same)
+    elif window.codebook is not None and kit.target.device.type != "meta":
+        codes = kit.options["codebook"] or kit.target.image_family.codebook
+        least = _least_distance(window.codebook, codes.ids.to(kit.target.device))
+        if least >= window.distance:
+            log.warning(
+                "no code has another within distance=%g (the nearest of those tried are %.3g "
+                "apart, squared), %s; give a larger distance=, or inf to group by rank alone",
+                *(window.distance, least, same),
+            )
+
+
+def _least_distance(near: TokenDistance, ids: Tensor) -> float:
+    """The least squared distance between some codes, evenly spread, and all others."""
+    some = ids[:: -(-len(ids) // TRIED)]
+    least = [
+        near.squared_distance(some[:, None], part)
+        .masked_fill(some[:, None] == part, torch.inf)
+        .min()
+        for part in ids.split(TRIED)
+    ]
+    return float(torch.stack(least).min())
 
 
 RECIPE = with_window(

@@ -201,3 +201,36 @@ def test_a_model_that_draws_brings_its_codebook() -> None:
         assert out.stats.fallback is None
         assert out.stats.over_accepted_mass is not None
         assert out.ids.shape == (2, image_models.SIDE, image_models.SIDE)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"size": 1}, "size=1, so every group holds one code and this is 'sjd', exact"),
+        ({"size": 0, "suffix": "couple"}, "this is 'mc-sjd', exact"),
+        ({"distance": 1e-6}, "no code has another within distance=1e-06 (the nearest of those"),
+        ({"distance": 50.0}, None),
+        ({}, None),
+    ],
+)
+def test_groups_of_one_code_are_warned_of(
+    options: dict[str, Any], message: str | None, caplog: pytest.LogCaptureFixture
+) -> None:
+    bound("gsd", codebook=book(), **options)
+    found = [one.getMessage() for one in caplog.records]
+    assert [message in one for one in found if message] == [True] * len(found)
+    assert len(found) == (message is not None)
+
+
+def test_groups_of_one_code_are_warned_of_by_the_embeddings_of_the_model(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Embeddings of unit scale are further apart than the distance of the released code."""
+    model = image_models.janus()
+    with torch.no_grad():
+        mmspec.accelerate(model, "gsd")
+    wide = "no code has another within distance=0.5" in caplog.text
+    codes = image.image_family(model).codebook.ids
+    rows = mmspec.accelerate(model, "gsd", distance=float("inf")).session.bound.backbone.embed
+    near = torch.cdist(rows(codes[None])[0], rows(codes[None])[0]).fill_diagonal_(torch.inf)
+    assert wide == bool(near.min() ** 2 >= 0.5)
