@@ -171,7 +171,10 @@ def forward_names(model: Any) -> frozenset[str]:
 
 @lru_cache(maxsize=256)
 def _names_of(forward: Any) -> frozenset[str]:
-    return frozenset(inspect.signature(forward).parameters)
+    """Argument names; `args` and `kwargs` for those that take any, whatever they are called."""
+    kinds, named = inspect.Parameter, inspect.signature(forward).parameters.items()
+    usual = {kinds.VAR_POSITIONAL: "args", kinds.VAR_KEYWORD: "kwargs"}
+    return frozenset(usual.get(one.kind, name) for name, one in named)
 
 
 def unwrap_compiled(model: Any) -> Any:
@@ -316,6 +319,16 @@ def score_stepwise(
         given = model._update_model_kwargs_for_generation(out, given, is_encoder_decoder=encoded)
         ids = torch.cat((ids, continuation[:, step : step + 1]), 1)
     return torch.stack(scores, 1)
+
+
+def make_bos_prompt(
+    model: Any, config: GenerationConfig, inputs: Mapping[str, Any]
+) -> Tensor:  # (B, 1)
+    """The prompt of `generate()` without `input_ids`: the BOS token, a row per row of `inputs`."""
+    given = {name: value for name, value in inputs.items() if value is not None}
+    made = model._maybe_initialize_input_ids_for_generation(None, config.bos_token_id, given)
+    assert isinstance(made, Tensor)
+    return made.to(model.device)
 
 
 def infer_mask(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -293,7 +294,25 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         ["num_return_sequences=2", "repeat the inputs"],
     ),
     "empty prompt": (lambda: generate(request=empty()), ["prompt is empty", "at least one token"]),
-    "no prompt": (lambda: fast().generate(max_new_tokens=4), ["input_ids", "processor"]),
+    "no prompt, and nothing to begin with": (
+        lambda: fast().generate(max_new_tokens=4, bos_token_id=None),
+        ["bos_token_id", "input_ids", "processor"],
+    ),
+    "hook that is called": (
+        lambda: fast()("hello"),
+        ["custom_generate hook", "call generate(**inputs)"],
+    ),
+    "hook without a prompt": (lambda: fast()(small()), ["custom_generate hook"]),
+    "sparse picture": (
+        lambda: generate(
+            "llava",
+            {
+                **toys.inputs("llava"),
+                "pixel_values": toys.inputs("llava")["pixel_values"].to_sparse(),
+            },
+        ),
+        ["pixel_values is torch.sparse_coo", "pixel_values.to_dense()"],
+    ),
     "no room": (lambda: generate(max_new_tokens=0), ["max_new_tokens=0", "at least 1"]),
     "negative temperature": (
         lambda: generate(temperature=-1.0),
@@ -355,7 +374,7 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
     ),
     "padding on the right": (
         lambda: generate(request=padded_right()),
-        ["attention_mask", "left", "padding_side"],
+        ["attention_mask", "left", "padding_side = 'left')"],
     ),
     "padding of this call only, without a mask": (
         lambda: generate(request=padded_by_another_token(), pad_token_id=141),
@@ -396,7 +415,7 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         lambda: generate(
             "llava", {**toys.inputs("llava"), "pixel_values_videos": torch.rand(1, 3, 16, 16)}
         ),
-        ["pixel_values_videos", "LlavaForConditionalGeneration reads none", "drop it"],
+        ["pixel_values_videos", "forward() of LlavaForConditionalGeneration", "drop it"],
     ),
     "picture that must be a number": (
         lambda: generate(
@@ -483,6 +502,51 @@ def test_the_hook_refuses_what_generate_refuses(setting: dict[str, Any]) -> None
     request = toys.inputs("llama")
     with pytest.raises(ValueError, match=next(iter(setting))):
         model.generate(**request, max_new_tokens=4, custom_generate=fast, **setting)
+
+
+def test_padding_on_the_right_does_not_blame_the_class() -> None:
+    with pytest.raises(ValueError, match="pad on the left") as caught:
+        generate(request=padded_right())
+    assert "LlamaForCausalLM" not in str(caught.value)
+
+
+@pytest.mark.parametrize("names", ["args", "others"])
+def test_a_forward_may_take_anything(names: str) -> None:
+    kind: Any = type(toys.model("llama"))
+
+    class Wrapped(kind):
+        if names == "args":
+
+            def forward(self, *args: Any, **kwargs: Any) -> Any:
+                return super().forward(*args, **kwargs)
+        else:
+
+            def forward(self, input_ids: Any = None, *others: Any, **more: Any) -> Any:
+                return super().forward(input_ids, *others, **more)
+
+    model, request = copy.copy(toys.model("llama")), toys.inputs("llama")
+    expected = model.generate(**request, max_new_tokens=8, do_sample=False)
+    model.__class__ = Wrapped
+    out = mmspec.accelerate(model, "prompt-lookup").generate(**request, max_new_tokens=8)
+    assert torch.equal(out.sequences, expected)
+
+
+@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+def test_a_request_without_a_prompt_begins_as_in_generate(family: str) -> None:
+    model, how = toys.model(family), {"max_new_tokens": 6, "do_sample": False, "bos_token_id": 3}
+    expected = model.generate(**how)
+    fast = mmspec.accelerate(model, "prompt-lookup")
+    assert torch.equal(fast.generate(**how).sequences, expected)
+    assert torch.equal(model.generate(**how, custom_generate=fast), expected)
+    assert sum(len(turn.tokens[0]) for turn in fast.stream(**how)) == expected.shape[1] - 1
+
+
+def test_none_for_pixels_is_a_request_without_pixels() -> None:
+    """`generate()` of LLaVA ends in an AttributeError there; the forward takes None."""
+    text = {"input_ids": torch.tensor([[5, 6, 7, 8]]), "max_new_tokens": 6, "do_sample": False}
+    model = toys.model("llava")
+    out = mmspec.accelerate(model, "prompt-lookup").generate(**text, pixel_values=None)
+    assert torch.equal(out.sequences, model.generate(**text))
 
 
 def trees() -> list[Any]:

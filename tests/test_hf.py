@@ -306,6 +306,15 @@ def test_encode_media_turns_pixels_into_the_encoders_own_output() -> None:
     assert torch.equal(torch.cat(list(given)), torch.cat(list(own.pooler_output)))
 
 
+def test_a_prompt_of_one_token_has_a_row_per_picture() -> None:
+    vlm = toys.model("llava")
+    made = _hf.make_bos_prompt(vlm, hf.GenerationConfig(bos_token_id=3), {"pixel_values": None})
+    assert made.tolist() == [[3]]
+    pixels = torch.zeros(2, 3, 16, 16)
+    made = _hf.make_bos_prompt(vlm, hf.GenerationConfig(bos_token_id=3), {"pixel_values": pixels})
+    assert made.tolist() == [[3], [3]]
+
+
 def test_the_hook_leaves_arguments_alone_that_the_callable_names() -> None:
     vlm, request = toys.model("llava"), toys.inputs("llava")
     seen: dict[str, Any] = {}

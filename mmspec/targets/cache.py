@@ -288,10 +288,10 @@ def _join_values(values: Sequence[Any]) -> Any:
 def check_takes_cache(model: Any) -> None:
     """Check that a model takes a cache. Raises ValueError.
 
-    A wrapper without argument names is checked at the first request.
+    A forward with any keyword arguments is checked at the first request.
     """
     names = _hf.forward_names(model)
-    if "input_ids" in names and _hf.cache_name(model) not in names:
+    if "kwargs" not in names and "input_ids" in names and _hf.cache_name(model) not in names:
         raise ValueError(
             f"{type(model).__name__} takes no past_key_values, so what it has read cannot be "
             "rolled back behind a rejected draft; use model.generate() for this model"

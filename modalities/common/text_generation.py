@@ -151,7 +151,7 @@ class TextGenerator:
         transformers passes the merged configuration and the inputs of its own loop, without the
         streamer. Returns what `generate()` returns.
         """
-        given = HOOK.bind(*args, **arguments).arguments
+        given = bind_hook(args, arguments)
         model, ids, config = given["model"], given["input_ids"], given["generation_config"]
         if model is not _hf.unwrap_compiled(self.bound.model):
             raise ValueError(
@@ -190,9 +190,14 @@ class TextGenerator:
     ) -> dict[str, Any]:
         """Convert inputs to those of the reader; `settings` set the first token of a decoder."""
         made, model = self.prepare_inputs(inputs), self.bound.model
-        if model.config.is_encoder_decoder:
+        has_prompt = made.get("input_ids") is not None or made.get("inputs_embeds") is not None
+        if model.config.is_encoder_decoder or not has_prompt:
             start = {name: value for name, value in settings.items() if name in START_SETTINGS}
-            made = source_inputs(model, made, _hf.merge_config(model, config, start))
+            merged = _hf.merge_config(model, config, start)
+            if model.config.is_encoder_decoder:
+                made = source_inputs(model, made, merged)
+            else:
+                made["input_ids"] = _hf.make_bos_prompt(model, merged, made)
         completed = self.bound.backbone.family.add_placeholders
         return made if completed is None else completed(model, made)
 
@@ -358,6 +363,20 @@ def _signature(media: Sequence[str] = ()) -> inspect.Signature:
 
 
 HOOK = _signature()
+
+
+def bind_hook(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The arguments of the hook by name. Raises ValueError for a call that is not its own."""
+    try:
+        given = HOOK.bind(*args, **arguments).arguments
+    except TypeError:
+        given = {}
+    if not isinstance(given.get("input_ids"), Tensor) or given.get("generation_config") is None:
+        raise ValueError(
+            "calling this object is the custom_generate hook, whose arguments transformers makes; "
+            "call generate(**inputs), or model.generate(**inputs, custom_generate=...) with it"
+        )
+    return given
 
 
 def bind_arguments(

@@ -43,6 +43,12 @@ class AcceleratedImageModel(Accelerated):
         """
         return self._run("generate_images", (), arguments)  # type: ignore[no-any-return]
 
+    def _missing_call(self, call: str) -> str:
+        """A model may write text too, with another reader, as Janus does."""
+        writes = call in ("generate", "__call__") and self.model.can_generate()
+        more = ", or accelerate(model, modality='vlm') for text" if writes else ""
+        return super()._missing_call(call) + more
+
 
 class AcceleratedUnifiedModel(Accelerated):
     """A model that generates image tokens and text: Janus, Chameleon."""

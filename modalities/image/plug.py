@@ -9,7 +9,7 @@ from typing import Any
 
 from mmspec import zoo
 from mmspec.modalities.common import tokens
-from mmspec.modalities.common.text_generation import HOOK, TextGenerator, bind_arguments
+from mmspec.modalities.common.text_generation import TextGenerator, bind_arguments, bind_hook
 from mmspec.modalities.image import guided_text
 from mmspec.modalities.image.accelerated import AcceleratedImageModel, AcceleratedUnifiedModel
 from mmspec.modalities.image.families import maker, reader
@@ -37,10 +37,8 @@ class ImageSession(tokens.TokenSession):
             rest, guidance = guided_text.split_guidance(self.model, bind_arguments(args, arguments))
             return self.text(guidance).generate((), rest, loop)
         if call == "__call__":
-            given = HOOK.bind(*args, **arguments)
-            rest, guidance = guided_text.split_hook_guidance(
-                arguments, given.arguments["input_ids"]
-            )
+            ids = bind_hook(args, arguments)["input_ids"]
+            rest, guidance = guided_text.split_hook_guidance(arguments, ids)
             return self.text(guidance).hook(args, rest, loop)
         return self.generate_images(args, arguments, loop)
 

@@ -169,9 +169,10 @@ def check_request(model: Any, family: Family, inputs: Mapping[str, Any]) -> None
         return
     foreign = [name for name in images if name not in _hf.forward_names(model)]
     if foreign:
+        others = " or ".join(one for one in family.media if one in _hf.forward_names(model))
         raise ValueError(
-            f"{', '.join(foreign)} was given, but {type(model).__name__} reads none; drop it, or "
-            f"give {' or '.join(one for one in family.media if one not in foreign)}"
+            f"{', '.join(foreign)} was given, but forward() of {type(model).__name__} has no "
+            f"argument of that name; drop it{f', or give {others}' if others else ''}"
         )
     if ids is None or not family.placeholders:
         return

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.draft import Draft, Round, Scores
-from mmspec.errors import first_line
+from mmspec.errors import first_line, is_of_library
 from mmspec.targets.memory import Memory, RowMemories, build_block
 from mmspec.targets.readers.attention_tap import (
     ATTENTION_FEATURES,
@@ -357,7 +357,8 @@ def _refuse_if_readable(
     reader: Backbone | EncoderDecoder, inputs: Mapping[str, Any], error: Exception
 ) -> None:
     """Raise ValueError if only mmspec cannot read a prompt; otherwise the request is invalid."""
-    if inputs.get("input_ids") is None:
+    is_ours = isinstance(error, ValueError) and not is_of_library(error)
+    if is_ours or inputs.get("input_ids") is None:
         return
     given = dict(reader.model_inputs(inputs, None))
     if isinstance(reader, EncoderDecoder):

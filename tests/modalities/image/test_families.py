@@ -51,6 +51,29 @@ def draw(family: str, batch: int, recipe: str = "plain", drafter: Any = None, **
     return out
 
 
+# --- text of a model whose image tokens have a head of their own -------------------------------
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_janus_is_asked_about_a_picture_as_a_language_model(batch: int) -> None:
+    janus = image_models.PAINTERS["janus"]()
+    vision, mark = janus.config.vision_config, 9
+    janus.config.image_token_id = janus.model.config.image_token_id = mark
+    cells = (vision.image_size // vision.patch_size) ** 2
+    ids = torch.tensor([[1, *[mark] * cells, 5, 6, 7 + row] for row in range(batch)])
+    pixels = torch.randn(batch, 3, vision.image_size, vision.image_size)
+    asked = {"input_ids": ids, "attention_mask": torch.ones_like(ids), "pixel_values": pixels}
+    expected = janus.generate(**asked, max_new_tokens=8, do_sample=False)
+    fast: Any = mmspec.accelerate(janus, "prompt-lookup", modality="vlm")
+    assert torch.equal(
+        fast.generate(**asked, max_new_tokens=8, do_sample=False).sequences, expected
+    )
+    painter = mmspec.accelerate(janus)
+    for call in (lambda: painter.generate(**asked), lambda: painter(janus, ids)):
+        with pytest.raises((AttributeError, ValueError), match=r"modality='vlm'\) for text"):
+            call()
+
+
 # --- greedy equality ------------------------------------------------------------------------------
 
 
