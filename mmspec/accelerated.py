@@ -175,11 +175,16 @@ class Accelerated(Calls):
         if self.warned or is_short or stats.mean_acceptance_length > MIN_ACCEPTANCE_LENGTH:
             return
         self.warned = True
+        remedies = ["give recipe='plain'"]
+        if self.recipe.takes_drafter:
+            remedies = ["give a draft model that was trained for this target"]
+        if self.modality.decodes == "tokens" and "length" in self.modality.parts:
+            remedies.append("length='auto', which turns speculation off where it loses")
         log.warning(
-            "hardly any drafted token is accepted (acceptance length %.2f over %d steps, the "
-            "drafter saw %s): check that it shares the target's tokenizer and sees the picture, or "
-            "give length='auto', which turns speculation off where it loses",
-            *(stats.mean_acceptance_length, stats.num_spec_steps, stats.drafter_saw),
+            "hardly any of the drafted %s are accepted (acceptance length %.2f over %d steps, the "
+            "drafter saw %s): %s",
+            *(self.modality.decodes, stats.mean_acceptance_length, stats.num_spec_steps),
+            *(stats.drafter_saw, ", or ".join(remedies)),
         )
 
 

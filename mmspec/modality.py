@@ -98,6 +98,7 @@ class Modality:
     also_decodes: tuple[str, ...] = ()  # what else recipes may decode for its models
     offers: tuple[str, ...] = ()  # what its models have of what recipes need (`Recipe.needs`)
     unsupported_options: tuple[str, ...] = ()  # options that none of its models honours
+    unsupported_models: Mapping[str, str] = field(default_factory=dict)  # model types; the reasons
     command_call: str | None = None  # the call that commands make; default: the first
     survey: str | None = None  # the module that measures every class of its library
     training_data: str | None = None  # the module that implements `TrainingData`

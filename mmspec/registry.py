@@ -114,7 +114,7 @@ def find_modality(given: Any, name: str | None = None) -> Modality:
         if source.checkpoint is not None and not _owns(owner, source):
             own = find_modality(given).name
             raise ValueError(f"{given} is of modality {own}, not {name}; leave the modality out")
-        return owner
+        return _check_supported(owner, source)
     owners = [one for one in modalities().values() if _owns(one, source)]
     owners.sort(key=lambda one: one.is_general)
     if not owners:
@@ -124,7 +124,18 @@ def find_modality(given: Any, name: str | None = None) -> Modality:
             f"{what} belongs to no modality ({', '.join(modalities())}); give a model of "
             "transformers or a pipeline of diffusers, its folder, or zoo:NAME"
         )
-    return owners[0]
+    return _check_supported(owners[0], source)
+
+
+def _check_supported(owner: Modality, source: Source) -> Modality:
+    """The modality itself. Raises ValueError for a model that it cannot accelerate."""
+    why = owner.unsupported_models.get(source.model_type or "")
+    if why is not None:
+        what = source.given if isinstance(source.given, str | Path) else type(source.given).__name__
+        raise ValueError(
+            f"{what} ({source.model_type}) is not supported: {why}; use model.generate()"
+        )
+    return owner
 
 
 def check_unwrapped(given: Any) -> None:

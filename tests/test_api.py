@@ -325,6 +325,8 @@ def test_a_drafter_that_is_never_right_is_pointed_out_once(
             fast.generate(**request, max_new_tokens=40, do_sample=False)
     said = [record for record in caplog.records if "hardly any" in record.message]
     assert len(said) == 1
+    remedies = said[0].getMessage().partition("): ")[2]
+    assert remedies.startswith("give a draft model that was trained for this target, or length='au")
 
 
 @pytest.mark.parametrize("seed", [True, 1.5, "0"], ids=repr)

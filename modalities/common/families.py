@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from transformers import GenerationMixin
 
 from mmspec import _hf
 from mmspec.registry import check_unwrapped
@@ -163,6 +164,11 @@ def make_reader(model: Any, families: Mapping[str, Family] | None = None) -> Rea
         raise ValueError(
             f"{type(model).__name__} reads no tokens, so nothing can be generated with it; if it "
             "is a head, name its target here and give it as drafter="
+        )
+    if model.can_generate() and not isinstance(_hf.unwrap_compiled(model), GenerationMixin):
+        raise ValueError(
+            f"{type(model).__name__}.generate() is its own and generates no tokens step by step; "
+            "call it without mmspec"
         )
     if not model.can_generate() and model.get_output_embeddings() is None:
         raise ValueError(

@@ -18,7 +18,11 @@ IMAGE_INPUTS = ("pixel_values",)
 CODEC = "codec"  # the folder of the codec, beside the weights of the language model
 LAYOUT = "speech_codes"  # the entry of its configuration: see `synthesis.layout.SpeechCodes`
 FRAME_MODELS = ("musicgen", "musicgen_melody", "csm")
-UNSUPPORTED_FRAME_MODELS = ("dia", "moshi", "higgs_audio_v2")  # claimed, then refused with a reason
+UNSUPPORTED_FRAME_MODELS = {
+    "dia": "stateful logits processors pass the end of speech through its channels",
+    "moshi": "it has a second audio stream, and its depth decoder has weights per book",
+    "higgs_audio_v2": "it alternates between text and frames",
+}
 
 
 def owns_recogniser(source: Source) -> bool:
@@ -151,5 +155,6 @@ MODALITIES = (
         files=(".wav",),
         parts=("processor", "length"),
         plain=("frame-plain", {}),
+        unsupported_models=UNSUPPORTED_FRAME_MODELS,
     ),
 )

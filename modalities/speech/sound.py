@@ -192,6 +192,8 @@ def _to_tensor(given: Any) -> Tensor:
         raise ValueError(
             f"audio={format_value(given)} are not samples; give a file, or a tensor (n,)"
         ) from None
+    if samples.layout != torch.strided or samples.is_meta:
+        raise ValueError(f"audio={format_value(given)} holds no samples; give a dense tensor (n,)")
     if samples.is_complex() or samples.dtype == torch.bool:
         raise ValueError(f"samples of {samples.dtype} are not audio; give floats in [-1, 1]")
     if samples.dtype in UNSCALED_TYPES:

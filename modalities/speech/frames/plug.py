@@ -42,11 +42,6 @@ _READERS: Mapping[str, Any] = {
     "musicgen_melody": lambda model: MusicgenReader(model, _hf.encode_melody),
     "csm": CsmReader,
 }
-_UNSUPPORTED = {
-    "dia": "stateful logits processors pass the end of speech through its channels",
-    "moshi": "it has a second audio stream, and its depth decoder has weights per book",
-    "higgs_audio_v2": "it alternates between text and frames",
-}
 
 
 class FrameSession(Session):
@@ -137,10 +132,9 @@ def make_reader(model: Any) -> Any:
     """The reader of a model. Raises ValueError for families that are not supported."""
     kind = model.config.model_type
     if kind not in _READERS:
-        why = _UNSUPPORTED.get(kind, "its codebook layout is not known")
         raise ValueError(
-            f"{type(model).__name__} ({kind}) is not supported: {why}; use model.generate(), or a "
-            f"model of {', '.join(_READERS)}"
+            f"{type(model).__name__} ({kind}) is not supported: its codebook layout is not known; "
+            f"use model.generate(), or a model of {', '.join(_READERS)}"
         )
     return _READERS[kind](model)
 

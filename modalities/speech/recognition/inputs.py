@@ -112,11 +112,17 @@ def _apply_processor(
 ) -> Mapping[str, Any]:
     """For a speech language model: its own transcription request, or a chat prompt."""
     make_request = getattr(processor, "apply_transcription_request", None)  # some processors
+    known = inspect.signature(make_request).parameters if make_request else ("prompt",)
+    given = {"language": language, "prompt": prompt}
+    given = {name: one for name, one in given.items() if one is not None}
+    for name in given:
+        if name not in known:
+            raise ValueError(
+                f"{name}={format_value(given[name])}: a {type(model).__name__} takes no {name}; "
+                "drop it" + (", or ask for the language in prompt=" if "prompt" in known else "")
+            )
     if make_request is not None:
-        known = inspect.signature(make_request).parameters
-        options = {"language": language, "prompt": prompt}
         own = {"model_id": str(model.config._name_or_path)} if "model_id" in known else {}
-        given = {name: one for name, one in options.items() if one is not None and name in known}
         return dict(make_request(audio=waves, **given, **own))
     texts = [format_prompt(processor, DEFAULT_PROMPT if prompt is None else prompt)] * len(waves)
     return dict(processor(text=texts, audio=waves, padding=True, return_tensors="pt"))

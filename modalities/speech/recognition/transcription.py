@@ -129,7 +129,7 @@ def _check_options(model: Any, own: Mapping[str, Any]) -> None:
         check_flag("timestamps", own["timestamps"])
     is_own = has_whisper_generate(model)
     for name in ("task", "timestamps"):
-        if own[name] and not is_own:
+        if own[name] not in (None, False) and not is_own:
             raise ValueError(
                 f"{name}={own[name]!r} is an option of Whisper, and this is a "
                 f"{type(model).__name__}; drop it"

@@ -20,11 +20,11 @@ from transformers.models.whisper.generation_whisper import WhisperGenerationMixi
 
 from mmspec import _hf, _hf_cache
 from mmspec.draft import Round
-from mmspec.errors import format_value
+from mmspec.errors import check_flag, check_number, format_value
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modality import Call, Loop
 from mmspec.stats import Stats
-from mmspec.targets.tokens.generation_settings import infer_do_sample
+from mmspec.targets.tokens.generation_settings import check_values, infer_do_sample
 
 # options that the loop does not support, with the alternative
 UNSUPPORTED = {
@@ -34,6 +34,14 @@ UNSUPPORTED = {
     "past_key_values": "each window is prefilled completely",
     "num_beams": "beam search is not supported",
     "assistant_model": "give the draft model to accelerate(model, drafter=...)",
+}
+
+
+# of a fallback to the next temperature, with the values of the Whisper paper
+THRESHOLDS = {
+    "compression_ratio_threshold": 2.4,
+    "logprob_threshold": -1.0,
+    "no_speech_threshold": 0.6,
 }
 
 
@@ -69,6 +77,7 @@ def generate(text: TextGenerator, arguments: Mapping[str, Any], loop: Loop) -> W
     if given.get("input_features") is None and given.get("encoder_outputs") is None:
         raise ValueError("there is no audio; give input_features, as returned by the processor")
     _check_language(model, given)
+    _check_fallback(model, given)
     forced = given.pop("forced_decoder_ids", None)
     if forced is not None:
         given["generation_config"] = _config_with_forced_ids(model, forced, given)
@@ -149,11 +158,41 @@ def _normalize_sampling(given: dict[str, Any]) -> dict[str, Any]:
 
 def _check_language(model: Any, given: Mapping[str, Any]) -> None:
     """Raises ValueError for a language if the checkpoint has no language tokens."""
-    known = vars(model.generation_config).get("lang_to_id")
-    if given.get("language") is not None and known is None:
+    language = given.get("language")
+    each = language if isinstance(language, list | tuple) else [language]
+    if language is not None and not all(isinstance(one, str) for one in each):
         raise ValueError(
-            f"language={given['language']!r}, but this checkpoint has no language tokens; drop "
-            "language="
+            f"language={format_value(language)} must be a string, such as 'en', or one per row"
+        )
+    known = vars(model.generation_config).get("lang_to_id")
+    if language is not None and known is None:
+        raise ValueError(
+            f"language={language!r}, but this checkpoint has no language tokens; drop language="
+        )
+
+
+def _check_fallback(model: Any, given: Mapping[str, Any]) -> None:
+    """Raises ValueError for settings on which Whisper's `generate()` fails."""
+    for name in THRESHOLDS:
+        if given.get(name) is not None:
+            check_number(name, given[name], example=THRESHOLDS[name])
+    several = given.get("temperature")
+    if isinstance(several, list | tuple):
+        for one in several:
+            check_number("temperature", one, 0)
+        if not several:
+            raise ValueError(f"temperature={several!r} is empty; give 0.0, or (0.0, 0.2, 0.4)")
+        given = {name: one for name, one in given.items() if name != "temperature"}
+    check_values(given)
+    if given.get("condition_on_prev_tokens") is not None:
+        check_flag("condition_on_prev_tokens", given["condition_on_prev_tokens"])
+    config = vars(given.get("generation_config") or model.generation_config)
+    is_set = {name: given.get(name, config.get(name)) is not None for name in THRESHOLDS}
+    if is_set["no_speech_threshold"] and not is_set["logprob_threshold"]:
+        raise ValueError(
+            "no_speech_threshold= is compared only below logprob_threshold=, which is not set; "
+            f"give both, such as {THRESHOLDS['no_speech_threshold']} and "
+            f"{THRESHOLDS['logprob_threshold']}"
         )
 
 

@@ -238,12 +238,18 @@ def test_what_does_not_fit_is_refused() -> None:
 
 
 def test_families_that_are_not_read_say_why() -> None:
-    class Dia(torch.nn.Module):
-        class config:
-            model_type = "dia"
+    class Config:
+        model_type = "dia"
 
-    with pytest.raises(ValueError, match="is not supported: stateful logits processors"):
-        mmspec.accelerate(Dia(), modality="frames")
+    class Dia(torch.nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.config = Config()
+
+    given: tuple[dict[str, Any], ...] = ({"modality": "frames"}, {"recipe": "plain"})
+    for how in given:  # before any recipe is advised
+        with pytest.raises(ValueError, match="is not supported: stateful logits processors"):
+            mmspec.accelerate(Dia(), **how)
 
 
 def test_broken_logits_lose_nothing() -> None:

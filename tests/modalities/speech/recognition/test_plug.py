@@ -105,6 +105,23 @@ def test_a_model_object_is_the_recognisers() -> None:
     assert not registry.get("asr").owns(registry.describe("openai/whisper-tiny"))
 
 
+def test_a_model_that_takes_no_language_says_so() -> None:
+    fast = mmspec.accelerate("zoo:granite-speech", "plain")
+    for language in ("xx", "", ["en"]):
+        with pytest.raises(ValueError, match=r"language=.* takes no language; .* in prompt="):
+            fast.transcribe(torch.zeros(8000), sampling_rate=16000, language=language)
+    with pytest.raises(ValueError, match="task='' is an option of Whisper"):
+        fast.transcribe(torch.zeros(8000), sampling_rate=16000, task="")
+
+
+def test_a_model_that_generates_no_tokens_is_refused() -> None:
+    """SpeechT5 predicts spectrograms, by a `generate()` without the loop of transformers."""
+    with torch.device("meta"):
+        model = hf.SpeechT5ForTextToSpeech(hf.SpeechT5Config(encoder_layers=1, decoder_layers=1))
+    with pytest.raises(ValueError, match=r"SpeechT5ForTextToSpeech.generate\(\) is its own"):
+        mmspec.accelerate(model)
+
+
 def test_granite_switches_its_adapters_by_what_it_is_asked(monkeypatch: Any) -> None:
     """Its own `generate()` does: they are for sound, and off where there is text alone."""
     model, told = build("GraniteSpeechForConditionalGeneration"), list[bool]()

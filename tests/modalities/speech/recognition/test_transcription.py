@@ -235,6 +235,17 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "times by another name": (CLIPS[0], {"return_timestamps": True}, "give timestamps=True"),
     "a dictionary": (CLIPS[0], {"return_dict_in_generate": True}, "returns transcripts"),
     "unknown": (CLIPS[0], {"volume": 11}, "volume"),
+    "nothing": (None, {}, "audio=None are not samples"),
+    "sparse": (torch.zeros(9).to_sparse(), {}, "float32.*holds no samples; give a dense tensor"),
+    "NaN threshold": (CLIPS[0], {"no_speech_threshold": math.nan}, "no_speech_threshold=nan must"),
+    "one of two thresholds": (CLIPS[0], {"no_speech_threshold": 0.6}, "give both, such as 0.6 and"),
+    "a threshold of letters": (CLIPS[0], {"logprob_threshold": "a"}, "logprob_threshold='a' must"),
+    "no temperature": (CLIPS[0], {"temperature": ()}, r"temperature=\(\) is empty; give 0.0"),
+    "a NaN to fall back to": (CLIPS[0], {"temperature": (0.0, math.nan)}, "temperature=nan must"),
+    "cold": (CLIPS[0], {"temperature": -1}, "temperature=-1 must be a number of at least 0"),
+    "a language of numbers": (CLIPS[0], {"language": 3}, "language=3 must be a string, such as"),
+    "no flag": (CLIPS[0], {"condition_on_prev_tokens": "no"}, "'no' is neither True nor False"),
+    "a bool for a length": (CLIPS[0], {"max_new_tokens": True}, "max_new_tokens=True"),
 }
 
 
