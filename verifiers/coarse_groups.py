@@ -47,8 +47,8 @@ class Groups:
         unit = Codebook(codebook.vectors, codebook.ids, codebook.vocabulary, "normalised")
         ids, found = codebook.ids, []
         for rows in torch.arange(codebook.size, device=ids.device).split(CHUNK):
-            cosine = 1 - unit.distances(rows).square() / 2
-            cosine.scatter_(1, rows[:, None], torch.inf)  # in its own group despite rounding
+            cosine = (1 - unit.distances(rows).square() / 2).clamp_min(-1)  # despite rounding
+            cosine.scatter_(1, rows[:, None], torch.inf)  # in its own group, likewise
             center, member = (cosine >= threshold).nonzero(as_tuple=True)
             found.append(torch.stack((rows[center], member)))
         center, member = torch.cat(found, 1)

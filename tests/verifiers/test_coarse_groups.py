@@ -90,6 +90,9 @@ def test_groups_of_one_are_exact_and_one_of_all_is_the_draft() -> None:
             assert_close(found, ancestral_joint(p, 3), atol=1e-12, rtol=0)
     for p, q in PAIRS:
         close(measure(CoarseGroups(groups(list(range(SIZE)))), p, q).output, q)
+    lossless = [CoarseGroups(table).lossless for table in (ALONE, PARTITION, OVERLAPPING)]
+    assert lossless == [True, False, False]
+    assert not CoarseGroups(groups([0, 1], [2], size=3)).lossless
 
 
 def test_wider_groups_accept_at_least_as_often() -> None:
@@ -112,6 +115,17 @@ def test_groups_are_made_of_the_angle_between_vectors() -> None:
     assert table.shares.tolist() == [1, 2, 3, 2, 1, 1]
     assert table.table.tolist()[2] == [1, 2, 3]
     assert table.table.tolist()[0] == [0, -1, -1]
+
+
+def test_a_code_at_the_threshold_is_in_the_group() -> None:
+    """The cosine of opposite codes is -1 despite rounding."""
+    square = Codebook.from_offset(torch.tensor([[1.0, 0], [0, 1], [-1, 0]]))
+    assert Groups.around_codes(square, -1).shares.tolist() == [3, 3, 3]
+    assert Groups.around_codes(square, -0.5).shares.tolist() == [2, 3, 2]
+    for seed in range(40):
+        vectors = torch.randn(5, 4, generator=torch.Generator().manual_seed(seed))
+        every = Groups.around_codes(Codebook.from_offset(torch.cat((vectors, -vectors))), -1)
+        assert every.shares.tolist() == [10] * 10
 
 
 def test_groups_with_token_corrections_miss_the_distribution_of_the_group() -> None:
