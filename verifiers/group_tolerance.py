@@ -83,7 +83,7 @@ class GroupTolerance(ActionWalk):
     def _whole(self, draft: Draft, bias: Tensor, off: Tensor) -> Tensor:  # (B, N) x2 -> (B, N) bool
         """The nodes a path may end at: ends of groups or of the draft, with all groups passing."""
         assert self.state is not None
-        above = draft.ancestors() & draft.mask[:, None]  # (B, N, N)
+        above = draft.ancestors()  # (B, N, N)
         run = self._runs(draft)
         same = above & (run[:, :, None] == run[:, None])
         widest = torch.where(same, off[:, None], 0).amax(-1)
