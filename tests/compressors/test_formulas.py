@@ -227,3 +227,13 @@ def test_slow_change_is_noticed() -> None:
     film = Features(torch.stack((angle.cos(), angle.sin()), 1), torch.arange(7), (7, 1, 1))
     limit = float(torch.deg2rad(torch.tensor(25.0)).cos())
     assert kept_indices(TemporalRedundancy(limit), film, {}) == [0, 3, 6]
+
+
+def test_a_token_at_the_limit_is_kept() -> None:
+    film = Features(torch.eye(2), torch.arange(2), (2, 1, 1))  # a cosine of 0
+    assert kept_indices(TemporalRedundancy(0), film, {}) == [0, 1]
+    assert kept_indices(TemporalRedundancy(-0.1), film, {}) == [0]
+    same = random_features((1, 4, 5)).values.repeat(3, 1)  # cosines of 1, some of them rounded up
+    still = Features(same, torch.arange(60), (3, 4, 5))
+    assert kept_indices(TemporalRedundancy(1), still, {}) == list(range(60))
+    assert kept_indices(TemporalRedundancy(-1), still, {}) == list(range(20))

@@ -172,6 +172,10 @@ def test_groups_and_strict_components_have_radii_of_their_own() -> None:
         FixedRadius.from_options(LOOSE, {"position": 2, "rotation": 4, "gripper": 9}).bins[6] == 9
     )
     assert FixedRadius.from_options(SPACE, 9).bins == (9,) * 6 + (0,)
+    tenth = ActionSpace((ActionDim("a", "motion", 0, 4.9),), CODES)  # bins of 0.1
+    for bins in range(1, 50):  # 0.3 / 0.1 is below 3
+        limit = FixedRadius.from_options(tenth, bins / 10, "physical").bins[0]
+        assert bins <= limit < bins + 1e-6
     flat = ActionSpace((ActionDim("a", "motion", 1, 1),), CODES)
     assert FixedRadius.from_options(flat, 0.1, "physical").bins == (
         float("inf"),
@@ -238,6 +242,18 @@ def test_the_excess_counts_kept_tokens_that_are_not_the_target_s() -> None:
     found = verify(within(2), torch.tensor([[30, 31, 28, 40]]), own)
     assert found.length.tolist() == [3]
     assert found.excess.tolist() == [2]
+    first = verify(within(2), torch.tensor([[31, 30, 28, 40]]), own)
+    assert first.excess.tolist() == [2]
+
+
+def test_an_adaptive_radius_records_the_accepted_path_alone() -> None:
+    """Context - {31, 34 - 28 - 50}: 4 and 2 bins off, then too far."""
+    episode, tree = Episode(SPACE), Tree((-1, -1, 1, 2))
+    draft = Draft.from_tree(tree, torch.tensor([[31, 34, 28, 50]]), Kind.DET)
+    rule = ActionTolerance(SPACE, KinematicRadius(SPACE))
+    found = verify(rule, draft, torch.full((1, 5), 30), [1], [episode])
+    assert found.path.tolist() == [[1, 2, -1]]
+    assert episode.step_deviations == pytest.approx([4, 2])  # the least spread is one bin
 
 
 def test_wrong_variants_are_found_out() -> None:

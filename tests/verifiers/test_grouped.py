@@ -8,8 +8,10 @@ import torch
 from torch.testing import assert_close
 
 from mmspec.codes.codebook import Codebook
+from mmspec.distributions.categorical import Categorical
 from mmspec.verifiers.distances import measure, total_variation
-from mmspec.verifiers.grouped import Grouped, RankWindow
+from mmspec.verifiers.exact import Exact
+from mmspec.verifiers.grouped import Embeddings, Grouped, RankWindow
 from mmspec.verifiers.walk import one_hot
 from tests.verifiers.random_distributions import distributions, vector
 from tests.verifiers.test_relaxed import Partition
@@ -45,6 +47,32 @@ def test_what_is_as_far_as_the_bound_is_outside_a_window() -> None:
     assert_close(torch.stack(bounded.masses(p, q, x)), own)
     wider = replace(bounded, distance=0.26).masses(p, q, x)
     assert_close(torch.stack(wider), own + 0.25)
+
+
+def test_a_window_of_no_others_is_speculative_sampling() -> None:
+    p, q = distributions(5, 7)
+    for size in (0, 1):
+        found = measure(Grouped(RankWindow(size, gap=1.0)), p, q)
+        assert_close(found.accept, measure(Exact(), p, q).accept)
+        assert_close(found.output, p, atol=1e-14, rtol=0)
+
+
+def test_corrections_are_drawn_from_the_residual() -> None:
+    """Also where a token was accepted more or less often than by speculative sampling."""
+    p, q = vector(0.6, 0.3, 0.1), vector(0.2, 0.3, 0.5)
+    found = Grouped(RankWindow(3, gap=1.0)).residual(
+        Categorical.from_probs(p), Categorical.from_probs(q), torch.tensor(2)
+    )
+    assert_close(found.probs, vector(1, 0, 0))
+
+
+def test_rows_of_an_embedding_are_compared_where_both_tokens_are_codes() -> None:
+    table = torch.tensor([[0.0, 0], [3, 4], [0, 1], [0, 0]])
+    space = Embeddings(lambda ids: table[ids], torch.tensor([0, 1, 2, -1]))
+    x, y = torch.tensor([[0], [1], [3]]), torch.tensor([[0, 1, 2, 3]])
+    none = float("inf")
+    expected = [[0, 25, 1, none], [25, 0, 18, none], [none] * 4]
+    assert space.squared_distance(x, y).tolist() == expected
 
 
 def test_a_token_that_the_target_rules_out_is_rejected() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import product
 from typing import Any
 
@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
-from mmspec.distributions.noise import KeyedNoise
+from mmspec.distributions.noise import KeyedNoise, Keys
 from mmspec.draft import Draft, Kind, Scores, Verifier
 from mmspec.targets.frames.frame_distributions import (
     FREE,
@@ -137,10 +137,14 @@ def record_distributions(q: Toy, tokens: Tensor, prefixes: list[Tensor]) -> Para
     return ParallelDistribution(Categorical.stack(codes), forced)
 
 
-def enumerate_frames(p: Toy, q: Toy, verifier: Verifier) -> Tensor:  # (F ** DEPTH,)
-    """The distribution of three frames that one round emits, completed by the target."""
+def enumerate_frames(p: Toy, q: Toy, verifier: Verifier, real: int = 2) -> Tensor:  # (F ** DEPTH,)
+    """The distribution of three frames that one round emits, completed by the target.
+
+    Of the two drafted frames the first `real` are no padding.
+    """
     tokens, weight, prefixes = drafts(q)
     draft = Draft.chain(tokens, Kind.IID, record_distributions(q, tokens, prefixes))
+    draft = replace(draft, mask=(torch.arange(2) < real).expand(len(tokens), -1))
     scores = Scores(stack_prefixes(p, prefixes), torch.arange(3).expand(len(tokens), -1))
     masses = [torch.zeros(FRAMES**depth, dtype=torch.float64) for depth in range(DEPTH + 1)]
     origin = torch.arange(len(tokens))
@@ -157,6 +161,7 @@ def enumerate_frames(p: Toy, q: Toy, verifier: Verifier) -> Tensor:  # (F ** DEP
             some, Scores(scores.distribution[origin], scores.position[origin]), noise
         )
         assert verdict.next is not None
+        assert torch.equal((verdict.path >= 0).sum(-1), verdict.length)
         share, said = weight[origin] * noise.chance, number(tokens[origin])
         code = torch.zeros_like(origin)
         for step in range(2):
@@ -203,14 +208,38 @@ class Written(JointFrames):
 )
 def test_codes_one_by_one_are_exact(is_parallel: bool, hidden: bool) -> None:
     p, q = Toy.random(0, is_parallel, hidden), Toy.random(1, is_parallel, hidden)
-    found = enumerate_frames(p, q, DepthFrames())
-    torch.testing.assert_close(found, p.joint(), atol=1e-12, rtol=0)
+    for real in (2, 1):
+        found = enumerate_frames(p, q, DepthFrames(), real)
+        torch.testing.assert_close(found, p.joint(), atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("hidden", [False, True], ids=["free", "forced"])
 def test_one_ratio_per_frame_is_exact(hidden: bool) -> None:
     p, q = Toy.random(0, True, hidden), Toy.random(1, True, hidden)
-    torch.testing.assert_close(enumerate_frames(p, q, Written()), p.joint(), atol=1e-12, rtol=0)
+    for real in (2, 1):
+        found = enumerate_frames(p, q, Written(), real)
+        torch.testing.assert_close(found, p.joint(), atol=1e-12, rtol=0)
+
+
+def chi_square(frames: Tensor, wanted: Tensor) -> float:  # (R, K), (F,) -> the statistic
+    counts = torch.bincount(number(frames), minlength=FRAMES).double()
+    wanted = len(frames) * wanted / wanted.sum()
+    possible = wanted > 0
+    assert counts[~possible].sum() == 0
+    return float(((counts - wanted)[possible] ** 2 / wanted[possible]).sum())
+
+
+def test_a_round_without_a_draft_samples_the_target() -> None:
+    p = Toy.random(0, True)
+    zero = torch.zeros(4000, dtype=torch.int64)
+    scores = Scores(stack_prefixes(p, [zero]), zero[:, None])
+    draft, noise = Draft.empty(4000, zero.device), KeyedNoise.from_seed(0, 4000, zero.device)
+    for verifier in (JointFrames(), DepthFrames(), CoupledFrames()):
+        verdict = verifier.verify(draft, scores, noise)
+        assert verdict.next is not None
+        assert chi_square(verdict.next, p.masses(0)[0]) < 21.1  # a false-alarm rate of 1e-4
+    coupled = scores.distribution.sample(noise.shared_keys(scores.position))  # type: ignore[attr-defined]
+    assert torch.equal(verdict.next, coupled[:, 0])
 
 
 def test_a_wrong_walk_is_convicted() -> None:
@@ -230,22 +259,42 @@ def test_a_wrong_walk_is_convicted() -> None:
     assert float((enumerate_frames(p, q, Mixed()) - p.joint()).abs().sum()) > 0.01
 
 
-def test_the_thinned_frames_have_the_residual_distribution() -> None:
+@pytest.mark.parametrize("seed", [2, 12, 22])
+def test_the_thinned_frames_have_the_residual_distribution(seed: int) -> None:
     """The loop itself, against the closed form: a chi-square at a false-alarm rate of 1e-4."""
-    p, q = Toy.random(2, True), Toy.random(3, True)
+    p, q = Toy.random(seed, True), Toy.random(seed + 1, True)
     rows = 4000
     zero = torch.zeros(rows, dtype=torch.int64)
     noise = KeyedNoise.from_seed(0, rows, zero.device)
     drawn = JointFrames()._residual(
         p.distribution(0, zero), q.distribution(0, zero), zero == 0, noise
     )
-    counts = torch.bincount(number(drawn), minlength=FRAMES).double()
     wanted = (p.masses(0)[0] - q.masses(0)[0]).clamp_min(0)
-    wanted = rows * wanted / wanted.sum()
-    possible = wanted > 0
-    assert counts[~possible].sum() == 0
-    statistic = float(((counts - wanted)[possible] ** 2 / wanted[possible]).sum())
-    assert statistic < 21.1  # three degrees of freedom at most
+    assert chi_square(drawn, wanted) < 21.1  # three degrees of freedom at most
+
+
+@dataclass(frozen=True)
+class UsedLanes(KeyedNoise):
+    """Keyed noise that refuses a lane that was used before."""
+
+    used: list[int] = field(default_factory=list)
+
+    def _own(self, lane: int) -> Keys:
+        assert lane not in self.used, f"lane {lane} is used twice"
+        self.used.append(lane)
+        return super()._own(lane)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_no_two_draws_of_a_verdict_share_noise(seed: int) -> None:
+    """A flip and a draw of one lane are dependent, which moves the residual by several percent."""
+    p, q = Toy.random(seed, True), Toy.random(seed + 1, True)
+    tokens, _, prefixes = drafts(q)
+    draft = Draft.chain(tokens, Kind.IID, record_distributions(q, tokens, prefixes))
+    scores = Scores(stack_prefixes(p, prefixes), torch.arange(3).expand(len(tokens), -1))
+    noise = UsedLanes(KeyedNoise.from_seed(seed, len(tokens), tokens.device).rows)
+    JointFrames().verify(draft, scores, noise)
+    assert len(noise.used) > 8  # several frames were rejected
 
 
 PAIR = (  # three books of six codes, p and q in thousandths
@@ -278,17 +327,26 @@ def test_codebook_by_codebook_accepts_less() -> None:
     assert (round(joint, 3), round(single, 3)) == (0.262, 0.128)
 
 
-@pytest.mark.parametrize("is_parallel", [True, False], ids=["delay", "depth"])
-def test_coupled_frames_are_those_that_the_whole_distribution_draws(is_parallel: bool) -> None:
+@pytest.mark.parametrize(
+    ("is_parallel", "hidden"),
+    [(True, False), (True, True), (False, False)],
+    ids=["delay", "delay-forced", "depth"],
+)
+def test_coupled_frames_are_those_that_the_whole_distribution_draws(
+    is_parallel: bool, hidden: bool
+) -> None:
     """Code by code with kept prefixes, and frame by frame from scratch: the same verdicts."""
-    p, q = Toy.random(4, is_parallel), Toy.random(5, is_parallel)
+    p, q = Toy.random(4, is_parallel, hidden), Toy.random(5, is_parallel, hidden)
     tokens, _, prefixes = drafts(q)
-    draft = Draft.chain(tokens, Kind.DET)
     scores = Scores(stack_prefixes(p, prefixes), torch.arange(3).expand(len(tokens), -1))
     noise = KeyedNoise.from_seed(7, len(tokens), tokens.device, [0] * len(tokens))
-    one, other = (way.verify(draft, scores, noise) for way in (CoupledFrames(), Coupled()))
-    assert one.length.tolist() == other.length.tolist()
-    assert set(one.length.tolist()) == {0, 1, 2}
-    assert one.next is not None
-    assert other.next is not None
-    assert one.next.tolist() == other.next.tolist()
+    for real in (2, 1):
+        mask = (torch.arange(2) < real).expand(len(tokens), -1)
+        draft = Draft.chain(tokens, Kind.DET, mask=mask)
+        one, other = (way.verify(draft, scores, noise) for way in (CoupledFrames(), Coupled()))
+        assert one.length.tolist() == other.length.tolist()
+        assert set(one.length.tolist()) == set(range(real + 1))
+        assert one.path.tolist() == other.path.tolist()
+        assert one.next is not None
+        assert other.next is not None
+        assert one.next.tolist() == other.next.tolist()

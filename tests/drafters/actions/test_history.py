@@ -104,6 +104,17 @@ def test_a_ramp_at_the_end_of_the_scale_is_clipped() -> None:
     assert set(ids[:6] + ids[7:13]) == {int(SPACE.encode(torch.ones(())))}
 
 
+def test_a_gripper_is_held() -> None:
+    """It opens or closes at once, and is no ramp."""
+    episode = Episode(SPACE)
+    for at in range(20):
+        episode.observe(torch.full((7,), at / 40).double())
+    ids = torch.tensor(answer(ConstantVelocity(), episode, 2)).view(2, -1)
+    last = SPACE.encode(episode.actions[-1])
+    assert ids[:, 6].tolist() == [last[6]] * 2
+    assert bool((ids[:, :6] < last[:6]).all())  # larger values have smaller ids
+
+
 def test_a_call_without_episodes_falls_back_aloud() -> None:
     bound = robot("hold-last")
     call = bound.call(build_prompts(0, 1), GREEDY, Stop(7), 0, shared={})

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -96,6 +98,39 @@ def test_the_weight_decides_what_counts() -> None:
     slow_line, quick_curve = moving(line(0.1)), moving(curve(0.9))
     assert (by_radius.of(slow_line) or 0) > (by_radius.of(quick_curve) or 0)
     assert (by_way.of(slow_line) or 0) < (by_way.of(quick_curve) or 0)
+
+
+def test_bounds_are_the_minimum_and_the_95th_percentile_of_all_windows() -> None:
+    """In metres; a line counts as the largest radius that is finite. One window is possible."""
+    walks = [moving(curve(0.1 + 0.1 * at, 15 + at)) for at in range(8)] + [moving(line(0.2, 15))]
+    store = Trajectories.from_episodes(
+        [(torch.ones(one.step, 2), torch.stack(one.actions), None) for one in walks]
+    )
+    found = KinematicMetric.from_store(SPACE, store)
+    places = [SPACE.unnormalise(torch.stack(one.actions).float())[:, :3].cumsum(0) for one in walks]
+    windows = [one[at : at + 15] for one in places for at in range(len(one) - 14)]
+    lengths = [float(path_length(one)) for one in windows]
+    radii = [float(circle_radius(one)) for one in windows]
+    largest = max(one for one in radii if math.isfinite(one))
+    assert math.isinf(max(radii))
+    for bounds, values in (
+        (found.path_bounds, lengths),
+        (found.radius_bounds, [min(one, largest) for one in radii]),
+    ):
+        expected = np.quantile(values, [0, 0.95])
+        assert bounds == pytest.approx(expected.tolist(), rel=1e-6)
+        assert bounds[1] < max(values)
+
+
+def test_a_metric_is_a_weighted_sum_of_shares_of_the_bounds() -> None:
+    episode = moving(curve(0.5))
+    points = SPACE.unnormalise(torch.stack(episode.actions[-15:]))[:, :3].cumsum(0)
+    radius, length = float(circle_radius(points)), float(path_length(points))
+    made = KinematicMetric(SPACE, (radius - 1, radius + 1), (length - 1, length + 3), weight=0.2)
+    assert made.of(episode) == pytest.approx(0.2 * 0.5 + 0.8 * 0.25)
+    beyond = replace(made, radius_bounds=(0, radius / 2), path_bounds=(2 * length, 3 * length))
+    assert beyond.of(episode) == pytest.approx(0.2)
+    assert replace(made, weight=0.0).of(episode) == pytest.approx(0.25)
 
 
 def test_a_cold_start_has_no_metric() -> None:
