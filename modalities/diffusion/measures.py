@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache, partial
+from inspect import signature
 from statistics import fmean
 from typing import Any
 
@@ -14,7 +15,7 @@ import numpy as np
 import torch
 
 from mmspec.api import accelerate
-from mmspec.bench.reporting import dtype_name
+from mmspec.bench.reporting import Progress, dtype_name
 from mmspec.bench.workload import repeat_prompts
 from mmspec.modalities.common import measures
 from mmspec.modalities.diffusion import row_costs
@@ -31,7 +32,9 @@ from mmspec.modality import Quality, Runner, RunResult, RunResults, Selection, S
 __all__ = ["certify", "workload"]
 
 OWN, PLAIN = "pipeline", "plain"
-DISTANCES = ("relative", "psnr", "ssim")  # fields of `Apart`, of lossy recipes only
+DISTANCES = ("relative", "psnr", "psnr_on_ink", "ssim")  # of `ImageDistance`, if lossy
+COUNTED = 4  # requests whose calls determine the steps of a control
+STEPS = "num_inference_steps"
 HIDDEN = ("prompt", "class_labels", "batch_size")  # conditions, not sampling settings
 Request = Mapping[str, Any]
 
@@ -52,6 +55,20 @@ def of_requests(
 ) -> Workload:
     """Workload of requests, arguments of the call; lossy images are compared with plain ones."""
     own: Runner = OwnPipeline(pipe)
+
+    def fewer_step_baselines(
+        recipes: Mapping[str, Runner], seed: int, progress: Progress
+    ) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
+        """For each lossy recipe, the pipeline in as many steps as the recipe calls the network."""
+        found: dict[str, Runner] = {}
+        for done, one in enumerate(recipes.values()):
+            counted = [one.run(request, seed) for request in requests[:COUNTED]]
+            steps = max(round(fmean(one.calls for one in counted)), 1)
+            if not counted[0].exact and steps < len(pipe.scheduler.timesteps):
+                found[f"pipeline, {steps} steps"] = OwnPipeline(pipe, steps)
+            progress("count calls", done + 1, len(recipes))
+        return found, {}
+
     try:  # a window of one drafts nothing with any scheduler
         plain: Runner = PlainPipeline(accelerate(pipe, "paradigms", window=1))
     except ValueError:  # then only forecasts can run
@@ -61,6 +78,7 @@ def of_requests(
         plain=plain,
         fast=SpeculativePipeline,
         baselines={OWN: own},
+        peers=fewer_step_baselines if STEPS in signature(pipe.__call__).parameters else None,
         qualities=(
             *qualities,
             *(Quality(name, partial(_image_distance, name)) for name in DISTANCES),
@@ -112,15 +130,22 @@ class PlainPipeline(Speculative):
 
 @dataclass(frozen=True)
 class OwnPipeline(Runner):
-    """The pipeline's own call."""
+    """The pipeline's own call, in the requested number of steps or in fewer."""
 
     pipe: Any
+    steps: int | None = None
 
     def run(self, request: Request, seed: int) -> RunResult:
+        fewer = {} if self.steps is None else {STEPS: self.steps}
         with _count_rows(self.pipe) as counts:
-            images = generate_reference(self.pipe, request, seed)
+            images = generate_reference(self.pipe, {**request, **fewer}, seed)
         steps, result = len(self.pipe.scheduler.timesteps), SeededPictures(images, OWN)
-        return RunResult(None, len(images), steps, output=result, network_rows=float(sum(counts)))
+        return RunResult(
+            None,
+            *(len(images), steps, self.steps is None),
+            output=result,
+            network_rows=float(sum(counts)),
+        )
 
 
 @contextmanager
@@ -160,8 +185,12 @@ def _extras(pipe: Any, request: Request) -> Any:
 
     def extras(answers: Sequence[RunResult], others: RunResults) -> dict[str, Any]:
         own, first = others.get(OWN, ()), answers[0]
-        if not own or first.stats is None or first.output.noise == OWN:
+        if not own or first.stats is None:
             return {}
+        if first.output.noise == OWN:
+            skipped = [one.stats.skipped_work for one in answers if one.stats is not None]
+            known = [share for share in skipped if share is not None]
+            return {"skipped work": fmean(known)} if known else {}
         costs, pictures_ = measure_costs(), fmean(one.count for one in answers)
         fast_rows, own_rows = (_rows_per_call(side) for side in (answers, own))
         states, calls = fast_rows / own_rows * pictures_, fmean(one.calls for one in answers)

@@ -123,7 +123,7 @@ def test_pipelines_generate_scenes() -> None:
     assert [len(one["prompt"]) for one in found.timed] == [2, 2]
     assert list(found.baselines) == ["pipeline"]
     names = [quality.name for quality in found.qualities]
-    assert names == ["facts right", "relative", "psnr", "ssim"]
+    assert names == ["facts right", "relative", "psnr", "psnr_on_ink", "ssim"]
 
 
 @pytest.mark.parametrize("name", ["vlm", "image", "mar", "diffusion"])

@@ -13,7 +13,12 @@ import mmspec
 from mmspec.bench import Comparison, Row, compare
 from mmspec.modalities.common.measures import facts_quality
 from mmspec.modalities.diffusion import row_costs
-from mmspec.modalities.diffusion.image_distance import compare_images, generate_reference
+from mmspec.modalities.diffusion.image_distance import (
+    compare_images,
+    generate_reference,
+    has_ink,
+    paper_of,
+)
 from mmspec.modalities.diffusion.measures import of_requests
 from tests.toys.pipelines import build_request, pipeline
 
@@ -76,7 +81,8 @@ def test_forecasts_keep_the_pipeline_s_loop_and_noise() -> None:
     found = compare("big", ways, work, repeats=1)  # beside a chain, which has noise of its own
     row = found.row("taylorseer")
     assert row.calls is not None
-    assert (row.fewer_calls, row.extras) == (STEPS / row.calls, {})
+    assert row.fewer_calls == STEPS / row.calls
+    assert 0 < row.extras["skipped work"] < 1 - row.calls / STEPS
     assert row.calls < STEPS
     assert (row.network_rows or 0) < 2 * STEPS
     assert (row.unverified_share or 0) > 0
@@ -85,6 +91,25 @@ def test_forecasts_keep_the_pipeline_s_loop_and_noise() -> None:
     same = mmspec.accelerate(pipe, "taylorseer", interval=1)
     neutral = compare("big", {"taylorseer": same}, again, repeats=1)
     assert value(neutral.rows[1], "relative") == 0
+
+
+def test_beside_a_lossy_recipe_runs_the_pipeline_in_as_many_steps() -> None:
+    pipe = pipeline("dit")
+    work = of_requests(pipe, [{**build_request("dit", 1), "num_inference_steps": STEPS}])
+    ways = {name: mmspec.accelerate(pipe, name) for name in ("taylorseer", "asd")}
+    ways["same"] = mmspec.accelerate(pipe, "taylorseer", interval=1)  # saves nothing
+    found = compare("big", ways, work, repeats=1)
+    assert [row.recipe for row in found.baselines] == ["pipeline", "pipeline, 3 steps"]
+    control = found.row("pipeline, 3 steps")
+    assert found.row("taylorseer").calls == control.calls == 3
+    assert (control.exact, control.network_rows) == (False, 6)  # guidance
+    fewer = {**work.timed[0], "num_inference_steps": 3}
+    images = [generate_reference(pipe, request, 0) for request in (work.timed[0], fewer)]
+    wanted = compare_images(*images)
+    for name in ("relative", "psnr", "psnr_on_ink"):
+        assert value(control, name) == pytest.approx(vars(wanted)[name])
+    alone = compare("big", {"seer": ways["taylorseer"]}, work, repeats=1, peers=False)
+    assert [row.recipe for row in alone.baselines] == ["pipeline"]
 
 
 def test_pictures_are_judged_in_order() -> None:
@@ -97,7 +122,8 @@ def test_pictures_are_judged_in_order() -> None:
 
     pipe = pipeline("ddpm")
     work = of_requests(pipe, requests, (facts_quality(judge),), 2)
-    found = compare("big", {"p": mmspec.accelerate(pipe, "paradigms")}, work, repeats=1)
+    fast = mmspec.accelerate(pipe, "paradigms")
+    found = compare("big", {"p": fast}, work, repeats=1, peers=False)
     assert [value(row, "facts right") for row in (*found.rows, *found.baselines)] == [0.5] * 3
     assert seen[0] == seen[1] == [(8, 8, 3)] * 4
 
@@ -129,6 +155,28 @@ def test_distance_by_hand() -> None:
     found = compare_images(wanted, wanted + 0.1)
     assert found.relative == pytest.approx(0.2)
     assert found.psnr == pytest.approx(20)
+
+
+def test_ink_is_what_differs_from_the_paper() -> None:
+    """Ten of 144 pixels are ink in one image or the other; the paper is off by a little."""
+    wanted = np.full((1, 12, 12, 3), 0.9)
+    found = wanted + 0.001
+    wanted[0, 0, :8] = (0.9, 0.2, 0.2)
+    found[0, 0, 2:10] = (0.9, 0.2, 0.2)
+    error = (4 * 2 * 0.7**2 + 6 * 0) / (10 * 3)  # two pixels are missing, two are too many
+    distance = compare_images(wanted, found)
+    assert distance.psnr_on_ink == pytest.approx(-10 * np.log10(error), abs=0.02)
+    assert distance.psnr is not None
+    assert distance.psnr > distance.psnr_on_ink + 10
+    flat = np.full((1, 12, 12, 3), 0.5)
+    assert compare_images(flat, flat + 0.01).psnr_on_ink is None
+
+
+def test_every_image_has_a_paper_of_its_own() -> None:
+    black, white = np.zeros((1, 8, 8, 3)), np.ones((1, 8, 8, 3))
+    both = np.concatenate((black, white))
+    both[:, 0, 0] = 0.5
+    assert has_ink(both, paper_of(both)).sum() == 2
 
 
 def test_structural_similarity_by_hand() -> None:
