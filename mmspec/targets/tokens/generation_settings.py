@@ -30,7 +30,7 @@ def infer_do_sample(settings: dict[str, Any]) -> dict[str, Any]:
     """Set `do_sample` if a sampling setting is given; temperature 0 means greedy."""
     names, temperature = (*SAMPLING_SETTINGS, "top_h"), settings.get("temperature")
     if temperature is not None:
-        check_number("temperature", temperature, 0)
+        check_number("temperature", temperature)
     if temperature == 0:
         settings = {k: v for k, v in settings.items() if k not in names}
         return {**settings, "do_sample": False}

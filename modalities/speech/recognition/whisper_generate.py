@@ -176,14 +176,13 @@ def _check_fallback(model: Any, given: Mapping[str, Any]) -> None:
     for name in THRESHOLDS:
         if given.get(name) is not None:
             check_number(name, given[name], example=THRESHOLDS[name])
-    several = given.get("temperature")
-    if isinstance(several, list | tuple):
-        for one in several:
-            check_number("temperature", one, 0)
-        if not several:
-            raise ValueError(f"temperature={several!r} is empty; give 0.0, or (0.0, 0.2, 0.4)")
-        given = {name: one for name, one in given.items() if name != "temperature"}
-    check_values(given)
+    temperature = given.get("temperature", 0.0)
+    several = temperature if isinstance(temperature, list | tuple) else [temperature]
+    for one in several:
+        check_number("temperature", one, 0)
+    if not several:
+        raise ValueError(f"temperature={several!r} is empty; give 0.0, or (0.0, 0.2, 0.4)")
+    check_values({name: one for name, one in given.items() if name != "temperature"})
     if given.get("condition_on_prev_tokens") is not None:
         check_flag("condition_on_prev_tokens", given["condition_on_prev_tokens"])
     config = vars(given.get("generation_config") or model.generation_config)
