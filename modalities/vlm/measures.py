@@ -52,12 +52,12 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
             f"--kind {settings.kind} selects bundled examples, which are used for bundled models "
             "without other prompts; drop --kind, or --prompt, --image and --video"
         )
-    bundled = Image.open(zoo.bundled_scene()).convert("RGB")
-    images = [bundled] * batch if formatter.sees and not has_media else None
-    texts = repeat_prompts(
-        selection.prompts or ([IMAGE_PROMPT] if formatter.sees else TEXT_PROMPTS), batch
-    )
-    requests = [formatter.request(group, images=images) for group in texts]
+    texts, images = selection.prompts, None
+    if texts is None and formatter.sees:
+        texts = [IMAGE_PROMPT]
+        images = None if has_media else [Image.open(zoo.bundled_scene()).convert("RGB")] * batch
+    groups = repeat_prompts(texts or TEXT_PROMPTS, batch)
+    requests = [formatter.request(group, images=images) for group in groups]
     return request_workload(model, requests, None, batch, selection.drafter)
 
 

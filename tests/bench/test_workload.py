@@ -7,8 +7,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from torch import Tensor
 
 from mmspec import registry, zoo
+from mmspec.cli.models import load_models
+from mmspec.modalities.speech.recordings import recordings
+from mmspec.modalities.speech.sentences import held_out_sentences
 from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.modality import RunResult, Selection, Workload
@@ -85,10 +89,37 @@ def test_other_models_run_the_bundled_scene_against_generate() -> None:
     assert len(found.timed) == 1
     assert "pixel_values" in found.timed[0]
     assert [quality.name for quality in found.qualities] == ["agreement with generate"]
-    again = workload("vlm", model, formatter, LanguageSettings(), prompts=["Go"])
-    assert [len(one["input_ids"]) for one in again.timed] == [2]
     with pytest.raises(ValueError, match=r"--kind caption selects bundled examples.*drop --kind"):
         workload("vlm", model, formatter, LanguageSettings(kind="caption"))
+
+
+GENERATED: dict[str, tuple[str, dict[str, Any]]] = {  # prompt and settings, by checkpoint
+    "llava": ("describe the picture", {}),
+    "video": ("what happens?", {"video": "zoo:clip"}),
+    "image": ("a red circle", {}),
+    "diffusion": ("a red circle", {"grid": "1x2"}),
+    "mar": ("3", {}),
+    "whisper": ("", {"audio": str(recordings()[0].path)}),
+    "codec-lm": (held_out_sentences(1, 0)[0], {}),
+    "vla": ("", {}),
+}
+
+
+@pytest.mark.parametrize("model", GENERATED)
+def test_what_is_generated_is_what_is_measured(model: str) -> None:
+    """The comparison of `mmspec generate` is of the request that it shows."""
+    prompt, settings = GENERATED[model]
+    owner = registry.find_modality(f"zoo:{model}")
+    loaded = load_models(f"zoo:{model}", owner.name, None, [], **settings)
+    made = loaded.formatter.request([prompt])
+    how = loaded.selection.settings
+    (timed,) = workload(
+        owner.name, loaded.model, loaded.formatter, how, prompts=[prompt], count=1, batch=1
+    ).timed
+    assert made.keys() == timed.keys() - {"episode"}
+    for name, value in made.items():
+        same = value.equal(timed[name]) if isinstance(value, Tensor) else value == timed[name]
+        assert same, name
 
 
 def test_image_token_models_generate_scenes() -> None:

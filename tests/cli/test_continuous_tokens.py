@@ -27,6 +27,7 @@ def test_a_sheet_of_a_class_is_drawn(capsys: pytest.CaptureFixture[str], tmp_pat
     found = run(capsys, *asked, *SHORT, "--length", "1", "--grid", "1x2", "--repeats", "1")
     assert Image.open(out).size[0] > 2 * 48
     assert (found["recipe"], found["exact"]) == ("cspd-coupled", True)
+    assert found["calls"] == found["stats"]["target_calls"]
     assert found["settings"] == {"steps": 4, "guidance": 1.0, "head_steps": 4, "last_noise": True}
     assert (found["baseline"], found["identical_to_plain"]) == (None, None)
     assert found["calls_plain"] == 4

@@ -52,6 +52,7 @@ def test_a_picture_and_its_map_are_drawn(
     found = run(capsys, *asked, "--recipe", "sjd", "--guidance", "2", "--codes", "4x4")
     assert Image.open(out).size == (8, 8)
     assert (found["recipe"], found["exact"]) == ("sjd", True)
+    assert found["calls"] == found["stats"]["target_calls"]
     assert found["calls_plain"] == 15
     assert found["fewer_calls"] == 15 / found["calls"]
     assert found["stats"]["target_calls"] == max(map(max, found["rounds"][0]))

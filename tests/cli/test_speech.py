@@ -27,6 +27,7 @@ def test_a_sound_and_its_picture_are_written(
     out, shown = tmp_path / "said.wav", tmp_path / "said.png"
     asked = ("generate", "--model", model, "--prompt", "a red circle", "--repeats", "1", *SHORT)
     found = run(capsys, *asked, "--modality", "tts", "--out", str(out), "--rounds", str(shown))
+    assert found["calls"] == found["stats"]["target_calls"]
     assert (found["recipe"], found["exact"]) == ("prompt-lookup", True)
     assert found["identical_to_plain"]
     assert found["files"] == [str(out), str(shown)]

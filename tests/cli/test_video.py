@@ -77,6 +77,7 @@ def test_a_clip_is_asked_about(
         *("--prompt", "describe the picture", "--max-new-tokens", "8", "--repeats", "1"),
         *("--compressor", "temporal-redundancy"),
     )
+    assert found["calls"] == found["stats"]["target_calls"]
     assert found["identical_to_generate"] is True
     assert found["identical_to_plain"] is True
     assert found["stats"]["drafter_saw"] == "pixels"

@@ -42,6 +42,7 @@ def test_generate_runs_an_episode(
     assert found["identical_to_plain"] is True
     assert found["identical_to_generate"] is True
     assert found["stats"]["steps"] == 3
+    assert found["calls"] * 3 == found["stats"]["target_calls"]  # calls are of an action
     assert found["extras"]["steps"] == 3
     moving: Any = Image.open(shown)
     assert moving.n_frames == 4
