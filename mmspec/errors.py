@@ -112,7 +112,9 @@ def check_number(
     )
     kind = "whole number" if whole else "number"
     within = f" of {' and '.join(limits)}" if limits else ""
-    raise ValueError(f"{name}={value!r} must be a {kind}{within}; give one, such as {example}")
+    raise ValueError(
+        f"{name}={format_value(value)} must be a {kind}{within}; give one, such as {example}"
+    )
 
 
 def refuse_fixed(given: Mapping[str, Any], names: Iterable[str], call: str, why: str) -> None:
@@ -133,7 +135,9 @@ def check_vocabulary(what: str, counted: int, size: int, remedy: str) -> None:
 def check_flag(name: str, value: Any) -> None:
     """Check for a bool. Raises ValueError."""
     if not isinstance(value, bool):
-        raise ValueError(f"{name}={value!r} is neither True nor False; give one of them")
+        raise ValueError(
+            f"{name}={format_value(value)} is neither True nor False; give one of them"
+        )
 
 
 def check_same_kind(name: str, value: Any, usual: Any) -> None:
@@ -147,11 +151,13 @@ def check_same_kind(name: str, value: Any, usual: Any) -> None:
     elif is_integer(usual):
         check_number(name, value, 0, whole=True, example=usual)
     elif isinstance(usual, Real):
-        if value != math.inf:
+        if not (isinstance(value, Real) and value == math.inf):
             check_number(name, value, example=float(usual))
     elif isinstance(usual, str) and not isinstance(value, str):
-        if type(value).__module__ == "builtins":
-            raise ValueError(f"{name}={value!r} is not a name; give one, such as {usual!r}")
+        if type(value).__module__.partition(".")[0] in {"builtins", "numpy", *LIBRARIES}:
+            raise ValueError(
+                f"{name}={format_value(value)} is not a name; give one, such as {usual!r}"
+            )
     elif isinstance(usual, list | tuple) and not isinstance(value, list | tuple):
         raise ValueError(f"{name}={value!r} is not a list; give one, such as {list(usual)}")
 
@@ -226,7 +232,7 @@ def library_message(error: Exception, caller: str, given: Mapping[str, Any]) -> 
 def format_value(value: Any) -> str:
     """Format a value for an error message: tensors by dtype and shape, long ones truncated."""
     shape = getattr(value, "shape", None)
-    if shape is not None:
+    if shape:
         return f"{str(value.dtype).removeprefix('torch.')} {tuple(shape)}"
     try:
         text = " ".join(repr(value).split())

@@ -170,6 +170,14 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: fast(recipe="prompt-lookup", longest="many"),
         ["longest='many'", "whole number"],
     ),
+    "option that is a tensor": (
+        lambda: fast(recipe="gsd", gap=torch.zeros(0)),
+        ["gap=", "must be a number"],
+    ),
+    "tensor in the place of a name": (
+        lambda: fast(recipe="sjd", initial=torch.zeros(0)),
+        ["initial=", "such as 'random'"],
+    ),
     "option below nought": (lambda: fast(recipe="gsd", gap=-0.5), ["gap=-0.5", "at least 0"]),
     "object in the place of a name": (
         lambda: fast(recipe="sjd", initial=b"x"),

@@ -147,7 +147,7 @@ class ActionSpace:
                 f"unnorm_key=, one of {known}"
             )
         name = next(iter(norm_stats)) if key is None else key
-        if name not in norm_stats:
+        if not isinstance(name, str) or name not in norm_stats:
             raise ValueError(
                 f"unnorm_key={name!r}: this policy has no action statistics of that name; give one "
                 f"of {known}"

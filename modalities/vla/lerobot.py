@@ -48,6 +48,8 @@ def parse_observation(observation: Any) -> Observation:
     if len(counts) > 1:
         raise ValueError(f"cameras have {counts} rows; give the same number of each")
     task = observation[TASK]
+    if not isinstance(task, str | list | tuple):
+        raise ValueError(f"{TASK}={format_value(task)} is not a text; give one, or one per row")
     tasks = [task] * counts[0] if isinstance(task, str) else list(task)
     if len(tasks) != counts[0]:
         raise ValueError(f"{len(tasks)} entries of {TASK} for {counts[0]} rows; give one per row")

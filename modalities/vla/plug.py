@@ -19,7 +19,7 @@ from transformers import AutoProcessor
 from mmspec import recipes, zoo
 from mmspec.codes.actions import ActionSpace
 from mmspec.codes.trajectories import FILE
-from mmspec.errors import explain_load_errors, format_value, unknown_message
+from mmspec.errors import check_number, explain_load_errors, format_value, unknown_message
 from mmspec.modalities.common import tokens
 from mmspec.modalities.common.families import make_reader
 from mmspec.modalities.common.text_generation import TextGenerator
@@ -201,12 +201,17 @@ class PolicySession(tokens.TokenSession):
         given = {**dict(zip(("environment",), args, strict=False)), **arguments}
         world = given.pop("environment", None)
         if world is None or len(args) > 1:
-            raise ValueError("rollout() takes an environment, as first argument or environment=")
+            raise ValueError(
+                "rollout() takes environment=, one or a list; give it as first argument, such as "
+                "rollout('table')"
+            )
         is_single = not isinstance(world, list | tuple)
-        worlds = [world] if is_single else check_worlds(world)
+        worlds = check_worlds([world] if is_single else world)
         own = {name: given.pop(name, None) for name in ("instruction", "steps")}
         episode = given.pop("episode", None)
-        episode = given.get("seed") if episode is None else episode
+        named, episode = ("seed", given.get("seed")) if episode is None else ("episode", episode)
+        if episode is not None:
+            check_number(named, episode, 0, whole=True, example=0)
         numbers = parse_robots(given.pop("robots", None), len(worlds))
         self._check_arguments(given)
         self.reset(numbers)
@@ -267,7 +272,7 @@ class PolicySession(tokens.TokenSession):
 
     def steps(self, robot: int = 0) -> tuple[ActionStep, ...]:
         """Statistics of each request since the robot's reset, at most the last 4096."""
-        return self.robots.steps(robot)
+        return self.robots.steps(*parse_robots([robot], None))
 
     def _check_arguments(self, given: Mapping[str, Any]) -> None:
         """Raises ValueError for unknown arguments, before an environment is created."""

@@ -103,7 +103,8 @@ def _read_images(
     if image is None or instruction is None:
         missing = " and ".join(n for n in ("image", "instruction") if given.get(n) is None)
         raise ValueError(
-            f"predict_action() needs a camera image and an instruction; {missing} is missing"
+            f"predict_action() needs a camera image and an instruction; {missing} is missing, give "
+            "both: predict_action(image, instruction)"
         )
     if reader is None:
         raise ValueError(

@@ -132,9 +132,17 @@ def run_episode(
 
 
 def check_worlds(worlds: Sequence[Any]) -> Sequence[Any]:
-    """Raises ValueError for an empty list, and for an environment that is in it twice."""
+    """Raises ValueError for no environments, for what is none, and for one that is given twice."""
     if not worlds:
         raise ValueError("environment=[] is empty; give one environment per robot")
+    for one in worlds:
+        try:
+            assert isinstance(one, str) or (one.reset, one.step, one.action_space)
+        except AttributeError as error:
+            raise ValueError(
+                f"environment={format_value(one)} is none ({error}); give a gymnasium.Env, or a "
+                "name such as 'table'"
+            ) from None
     own = [id(one) for one in worlds if not isinstance(one, str)]
     if len(set(own)) < len(own):
         raise ValueError("an environment is in environment= twice; create one per robot")

@@ -70,7 +70,7 @@ class ActionSpaces:
             found: ActionSpace = self.given
             return found
         return ActionSpace.from_norm_stats(
-            self.statistics, key or self.key, action_codes(self.model.config)
+            self.statistics, self.key if key is None else key, action_codes(self.model.config)
         )
 
 

@@ -136,6 +136,37 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "tasks too many": (select_call(task=["a", "b"]), ["2 entries of task for 1 rows"]),
     "world that is not known": (lambda: fast().rollout("moon"), ["'moon'", "table"]),
     "no world": (lambda: fast().rollout(), ["environment="]),
+    **{
+        f"world {given!r}": (
+            lambda given=given: fast().rollout(given),
+            ["environment=", "is none", "gymnasium.Env"],
+        )
+        for given in (0, [None], 1.5)
+    },
+    "episode that is no number": (
+        lambda: fast().rollout("table", episode="first"),
+        ["episode='first'", "whole number"],
+    ),
+    "seed that no environment takes": (
+        lambda: fast().rollout("table", seed=-1),
+        ["seed=-1", "at least 0"],
+    ),
+    "robot whose steps are asked for": (
+        lambda: fast().steps("left"),
+        ["robots=['left']", "numbers of robots"],
+    ),
+    "robots in bytes": (predict(robots=b"x"), ["robots=b'x'", "give a list"]),
+    **{
+        f"key that is {given!r}": (
+            predict(unnorm_key=given),
+            [f"unnorm_key={given!r}", "give one of toy"],
+        )
+        for given in ("", ["a"], 0, False)
+    },
+    "key in a list at construction": (lambda: fast(unnorm_key=["a"]), ["unnorm_key=['a']", "toy"]),
+    "state that is a word": (observe_call(np.zeros(SIZE), "x"), ["state='x'", "numbers"]),
+    "temperature in an array": (predict(temperature=np.ones(3)), ["temperature=", "a number"]),
+    "task that is a number": (select_call(task=5), ["task=5", "not a text"]),
     "steps of no episode": (lambda: fast().rollout("table", steps=0), ["steps=0"]),
 }
 
