@@ -50,8 +50,12 @@ def check_keep(keep: float) -> None:
 
 
 def count_kept(keep: float, count: int) -> int:
-    """The number of features in the share `keep` of `count`; at least one if there is any."""
-    return min(max(round(keep * count), 1), count)
+    """The number of features in the share `keep` of `count`; at least one if there is any.
+
+    Rounded down, as the papers and releases do; a product that is whole but for the floating point
+    (0.29 of 100) is whole.
+    """
+    return min(max(int(keep * count + 1e-9), 1), count)
 
 
 def top_indices(scores: Tensor, count: int) -> Tensor:  # (n,) -> (count,)

@@ -127,6 +127,8 @@ def test_a_share_is_above_0_and_at_most_1(name: str, keep: float) -> None:
 
 def test_a_share_leaves_at_least_one() -> None:
     assert [count_kept(0.25, count) for count in (0, 1, 2, 8, 9)] == [0, 1, 1, 2, 2]
+    assert count_kept(0.1, 576) == 57  # SpecVLM: floor(m * (1 - drop_rate))
+    assert [count_kept(share, 100) for share in (0.29, 0.57, 0.58)] == [29, 57, 58]
 
 
 @pytest.mark.parametrize(
