@@ -87,8 +87,8 @@ class SparseKv(Kv):
 
     StD (Zhang et al. 2025): scored once, by the target's prefill, and summed over the query heads
     that share a key head. In layers with a sliding window the window counts slots of the view.
-    Needs attention that can be tapped (sdpa). tokens=0 is text only; at least the number of visual
-    tokens is the target's own cache.
+    Needs attention that can be tapped (sdpa). At most the `share` of a row's visual tokens is read.
+    tokens=0 is text only; at least the number of visual tokens is the target's own cache.
 
     every=n > 0 selects again after n drafts on a view, by the attention of the newest token: that
     one is read on the target's own cache, so that one step of such a draft costs as much as on all
@@ -97,6 +97,7 @@ class SparseKv(Kv):
 
     tokens: int = 512
     every: int = 0
+    share: float = 1.0
     sees: ClassVar[str] = "sparse target-memory"
     required_features: ClassVar[frozenset[str]] = frozenset({HEADS})
 
@@ -106,10 +107,14 @@ class SparseKv(Kv):
                 f"tokens={self.tokens} is not a number of visual tokens; give 0 or more"
             )
         check_number("every", self.every, 0, whole=True, example=8)
+        check_number("share", self.share, 0, 1, example=0.25)
+
+    def _count(self, visual: Tensor) -> int:
+        return min(self.tokens, int(self.share * len(visual)))
 
     def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> KvView | None:
         _, visual = _slots(context, reader)
-        if all(len(own) <= self.tokens for own in visual):
+        if all(len(own) == self._count(own) for own in visual):
             return None
         return self._select_top(context, reader, layers, context.shared[HEADS])
 
@@ -136,7 +141,7 @@ class SparseKv(Kv):
             heads = _memory(context).cache.layers[layer].keys.shape[1]
             grouped = scores[layer].unflatten(1, (heads, -1)).mean(2)  # (B, G, L)
             rows = zip(grouped, text, visual, strict=True)
-            slots[layer] = [top_slots(*own, self.tokens) for own in rows]
+            slots[layer] = [top_slots(*own, self._count(own[2])) for own in rows]
         return _gather_view(context, reader, slots)
 
 

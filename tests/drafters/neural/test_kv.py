@@ -18,6 +18,7 @@ from mmspec.drafters.neural.kv import Kv, SameKv, SparseKv, TextKv, kv_of, top_s
 from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Kit
+from mmspec.recipes import get
 from mmspec.targets.memory import Memory, build_block
 from mmspec.targets.readers.attention_tap import HEADS, AttentionTap
 from mmspec.targets.readers.kv_view import gather_view
@@ -151,6 +152,18 @@ def test_all_visual_tokens_are_the_dense_draft(family: str) -> None:
     assert drafter.begin(context) is None
 
 
+@torch.no_grad()
+def test_the_default_of_std_drops_visual_tokens() -> None:
+    """A quarter of each row's, where 512 would be all of them."""
+    kit = Kit(readers.backbone(target("llava")), None, Chain(Fixed(3)), "", kv=get("std").kv)
+    drafter, context = prefill("llava", kv_of(kit), batch=2, ragged=True)
+    view = drafter.begin(context)
+    assert view is not None
+    for row, pad in zip(context.history, view.memory.padding, strict=True):
+        visual = row.count(toys.IMAGE)
+        assert view.memory.lengths[0] - pad == len(row) - visual + visual // 4
+
+
 @pytest.mark.parametrize("batch", BATCHES)
 @pytest.mark.parametrize("family", FAMILIES)
 @torch.no_grad()
@@ -276,6 +289,11 @@ def test_a_view_goes_with_skipped_layers_and_early_exits() -> None:
             "'k=4' is not a parameter of 'sparse'; it has tokens=512, every=0",
         ),
         ("std", {"kv": "sparse:every=-1"}, "every=-1 must be a whole number of at least 0"),
+        (
+            "std",
+            {"kv": "sparse:share=1.5"},
+            "share=1.5 must be a number of at least 0 and",
+        ),
         ("std", {"kv": "sparse:tokens=-1"}, "tokens=-1 is not a number of visual tokens"),
         ("std", {"kv": "tokens"}, "reads the tokens that a compressor keeps; give compressor="),
         (
