@@ -26,7 +26,7 @@ IGNORED = (r"embed_tokens\.weight",)
 ZERO = (r"layers\.\d+\.self_attn\.o_proj\.bias",)
 PLAIN = {
     **{"tapped_layers": None, "visual_slots": "fused", "positions": "keep", "num_steps": 0},
-    **{"visual_keep": 1.0, "input_norm": False},
+    **{"visual_keep": 1.0, "input_norm": False, "sliding_window": None},
 }
 
 

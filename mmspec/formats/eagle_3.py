@@ -1,14 +1,22 @@
 """EAGLE-3 heads as published (Li et al. 2025), and the shared code of its variants.
 
-All variants use one set of weight names. They differ in the meaning of layer id l in the
-configuration: the input of layer l (vLLM), which is hidden state l in Hugging Face's order, or its
-output (SGLang, SpecForge, AngelSlim), hidden state l + 1. The authors' own heads list no layers and
-tap 2, L // 2 and L - 3. Heads with a list must be converted by the format that defines its meaning.
+All variants use one set of weight names. They differ in
+
+- layer id l in the configuration: the input of layer l (vLLM, speculators), which is hidden state l
+  in Hugging Face's order, or its output (SGLang, SpecForge, AngelSlim), hidden state l + 1. The
+  authors' own heads list no layers and tap 2, L // 2 and L - 3.
+- `norm_output`: in vLLM and speculators the next state is normed, False by default; in SpecForge
+  the output head reads a normed state, True by default, which all others do, too.
+- what a configuration can express, see `Dialect`.
+
+Engines and trainers embed the placeholder token at image slots: `visual_slots="placeholder"`.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +30,31 @@ from mmspec.formats.head_files import (
     llama_config,
     open_head,
     read_sizes,
+    rename_prefix,
 )
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from mmspec.models.llama_layers import SLIDING
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 IGNORED = (r"embed_tokens\.weight",)
-PLAIN = {"visual_slots": "fused", "num_steps": 0, "num_taps": 3, "visual_keep": 1.0}
-ONLY = {"fc_norm": False, "norm_before_fc": False, "norm_before_residual": False}
+VARIANTS = ("norm_before_residual", "norm_before_fc", "fc_norm", "norm_output")
+_PLAIN = {
+    **{"num_steps": 0, "num_taps": 3, "visual_keep": 1.0},
+    **dict.fromkeys((*VARIANTS, "qk_norm"), False),
+    **{"num_hidden_layers": 1, "sliding_window": None, "attention_bias": False},
+}
+
+
+@dataclass(frozen=True)
+class Dialect:
+    """What a variant of the format can express beyond the authors' own heads."""
+
+    name: str
+    can_express: frozenset[str] = frozenset()  # fields of `Eagle3HeadConfig`
+    is_norm_output_of_logits: bool = False  # SpecForge's meaning of `norm_output`
+
+
+AUTHORS = Dialect("eagle-3")
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
@@ -41,7 +67,13 @@ def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
             "in vLLM, and their outputs in SGLang, SpecForge and AngelSlim; convert it by format "
             "vllm, sglang or angelslim"
         )
-    return build_eagle3_head(found, None, "EAGLE-3")
+    if "norm_output" in found.config:
+        raise ValueError(
+            f"the configuration of {found.file} has norm_output={found.config['norm_output']}, "
+            "which is the norm of the next state in vLLM, and that of the output head in "
+            "SpecForge; convert it by format vllm or sglang"
+        )
+    return build_eagle3_head(found, None, AUTHORS)
 
 
 def listed_layers(config: Mapping[str, Any]) -> list[int] | None:
@@ -51,16 +83,19 @@ def listed_layers(config: Mapping[str, Any]) -> list[int] | None:
     return None if ids is None else [int(one) for one in ids]
 
 
-def build_eagle3_head(found: PublishedHead, taps: Sequence[int] | None, layout: str) -> Eagle3Head:
+def build_eagle3_head(
+    found: PublishedHead, taps: Sequence[int] | None, dialect: Dialect
+) -> Eagle3Head:
     """Build a head from weights of the shared names; `taps` are Hugging Face hidden state indices.
 
-    Raises ValueError for a vocabulary map that is out of range or inconsistent.
+    Raises ValueError for a vocabulary map that is out of range or inconsistent, and for settings
+    that the dialect does not have.
     """
-    check_values(found.config, {**ONLY, "norm_output": True}, found.file)
+    tensors = rename_prefix(found.tensors, "layers.0.", "midlayer.")
     for name in ("lm_head.weight", "fc.weight"):
-        if name not in found.tensors:
-            raise ValueError(f"{found.file} lacks {name}; give a head of {layout}")
-    tensors, own = dict(found.tensors), read_sizes(found.config, found.file)
+        if name not in tensors:
+            raise ValueError(f"{found.file} lacks {name}; give a head of EAGLE-3")
+    own = read_sizes(found.config, found.file)
     draft_size, size = len(tensors["lm_head.weight"]), own["vocab_size"]
     if "t2d" in tensors:
         size = own["vocab_size"] = len(tensors["t2d"])
@@ -70,26 +105,57 @@ def build_eagle3_head(found: PublishedHead, taps: Sequence[int] | None, layout: 
         tensors.pop("t2d", None)
         tensors.pop("d2t", None)
     wide = found.config.get("target_hidden_size")
-    own |= {} if wide in (None, own["hidden_size"]) else {"visual_slots": "placeholder"}
     config = Eagle3HeadConfig(
         **own,
+        **_read_variants(found, dialect),
+        num_hidden_layers=_count_layers(tensors, found),
         draft_vocab_size=None if draft_size == size else draft_size,
         target_hidden_size=None if wide == own["hidden_size"] else wide,
         tapped_layers=None if taps is None else list(taps),
         num_taps=3 if taps is None else len(taps),
         attention_bias="midlayer.self_attn.q_proj.bias" in tensors,
+        qk_norm="midlayer.self_attn.q_norm.weight" in tensors,
+        visual_slots="placeholder",
     )
     ignored = () if config.target_hidden_size else IGNORED
     published = PublishedHead(found.config, tensors, found.file)
     head: Eagle3Head = build_head(
         lambda: Eagle3Head(config),
         published,
-        layout,
+        "EAGLE-3",
         ignored,
-        (r"midlayer\.self_attn\.o_proj\.bias",),
+        (r".*\.self_attn\.o_proj\.bias",),
     )
     head.check()
     return head
+
+
+def _read_variants(found: PublishedHead, dialect: Dialect) -> dict[str, Any]:
+    """Norms and windows of a configuration. Raises ValueError for those its dialect lacks."""
+    config = {**found.config, **(found.config.get("eagle_config") or {})}
+    own = {name: bool(config.get(name, False)) for name in VARIANTS}
+    if dialect.is_norm_output_of_logits:
+        check_values(config, {"norm_output": True}, found.file)
+        own["norm_output"] = False
+    lacking = {name: False for name in VARIANTS if name not in dialect.can_express}
+    check_values(own, lacking, found.file)
+    is_used = config.get("sliding_window") and config.get("use_sliding_window", True)
+    is_known = "sliding_window" in dialect.can_express
+    if is_known and is_used and SLIDING in (config.get("layer_types") or ()):
+        own |= {name: config[name] for name in ("sliding_window", "layer_types")}
+    return own
+
+
+def _count_layers(tensors: Mapping[str, Any], found: PublishedHead) -> int:
+    """Number of decoder layers. Raises ValueError where the configuration has another one."""
+    further = {match[1] for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))}
+    count, listed = 1 + len(further), found.config.get("num_hidden_layers")
+    if listed not in (None, count):
+        raise ValueError(
+            f"{found.file} has {count} decoder layers, but its configuration has "
+            f"num_hidden_layers={listed}; give the matching config.json"
+        )
+    return count
 
 
 def _mask(offsets: Any, size: int) -> Any:  # (V',) -> (V,) bool
@@ -100,34 +166,41 @@ def _mask(offsets: Any, size: int) -> Any:  # (V',) -> (V,) bool
     return found
 
 
-def to_published(head: Any, layout: str, ids: Sequence[int] | None) -> PublishedHead:
-    """Return the flat configuration and the weights; with `ids`, the configuration lists layers."""
-    plain = {**PLAIN, "visual_slots": "placeholder"} if is_wide_head(head) else PLAIN
-    check_head(head, Eagle3Head, layout, plain)
-    config, tensors = head.config, copy_tensors(head)
-    if config.attention_bias and bool(tensors.pop("midlayer.self_attn.o_proj.bias").any()):
+def to_published(head: Any, dialect: Dialect, ids: Sequence[int] | None) -> PublishedHead:
+    """Return the flat configuration and the weights; with `ids`, the configuration lists layers.
+
+    Raises ValueError for another kind of head, and for settings that the dialect cannot express.
+    """
+    plain = {name: only for name, only in _PLAIN.items() if name not in dialect.can_express}
+    check_head(head, Eagle3Head, dialect.name, {})
+    if head.config.visual_slots != "placeholder":
         raise ValueError(
-            "midlayer.self_attn.o_proj.bias of this head is not zero, and engines do not read it; "
-            "train a head with attention_bias=False"
+            f"this head reads image slots with visual_slots={head.config.visual_slots!r}, but "
+            "engines embed the placeholder token there, which would change its drafts; train it "
+            "with visual_slots=placeholder, or set that in its config.json if its target reads no "
+            "images"
         )
+    check_head(head, Eagle3Head, dialect.name, plain)
+    config, tensors = head.config, copy_tensors(head)
     size = config.draft_vocab_size or config.vocab_size
-    made = {**llama_config(config, "LlamaForCausalLMEagle3"), "draft_vocab_size": size}
+    kind = "Eagle3Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLMEagle3"
+    made = {**llama_config(config, kind), "draft_vocab_size": size}
+    if config.qk_norm:
+        made["model_type"] = "qwen3"
     if config.target_hidden_size:
         made["target_hidden_size"] = config.target_hidden_size
     if ids is not None:
         made["eagle_config"] = {IDS: list(ids), "use_aux_hidden_state": True}
+    made |= {name: getattr(config, name) for name in VARIANTS if name in dialect.can_express}
+    if dialect.is_norm_output_of_logits:
+        made["norm_output"] = True
     return PublishedHead(made, tensors)
-
-
-def is_wide_head(head: Any) -> bool:
-    """Whether the head's width differs from the target's, so it has its own embedding table."""
-    return isinstance(head, Eagle3Head) and head.embeddings is not None
 
 
 def export(head: Any, target: str | None) -> PublishedHead:
     """Export a head for the authors' code. Raises ValueError for non-default tapped layers."""
     check_head(head, Eagle3Head, "eagle-3", {"tapped_layers": None, "positions": "keep"})
-    return to_published(head, "eagle-3", None)
+    return to_published(head, AUTHORS, None)
 
 
 FORMAT = head_format(

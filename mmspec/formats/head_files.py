@@ -149,10 +149,12 @@ def llama_config(config: Any, architecture: str) -> dict[str, Any]:
     kind = "mrope" if rope.get("mrope_section") else kind
     scaling = None if kind == "default" else {"type": kind, "rope_type": kind, **rope}
     own = {name: vars(config).get(name) for name in _SHAPE}
+    windows = {name: vars(config).get(name) for name in ("sliding_window", "layer_types")}
+    windows["use_sliding_window"] = True if windows["sliding_window"] else None
     return {
         "architectures": [architecture],
         "model_type": "llama",
-        **{name: value for name, value in own.items() if value is not None},
+        **{name: value for name, value in (own | windows).items() if value is not None},
         "num_hidden_layers": config.num_hidden_layers,
         "attention_bias": config.attention_bias,
         "mlp_bias": config.mlp_bias,

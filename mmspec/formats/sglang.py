@@ -6,16 +6,24 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats.eagle_3 import build_eagle3_head, listed_layers, to_published
+from mmspec.formats.eagle_3 import Dialect, build_eagle3_head, listed_layers, to_published
 from mmspec.formats.head_files import PublishedHead, check_head, head_format, open_head
 from mmspec.models.heads.eagle3 import Eagle3Head
+
+SGLANG = Dialect("sglang", frozenset({"fc_norm"}), is_norm_output_of_logits=True)
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
     """Convert the head in a folder."""
+    return convert_from_outputs(files, SGLANG)
+
+
+def convert_from_outputs(files: Sequence[Path], dialect: Dialect) -> Eagle3Head:
+    """Convert a head whose configuration lists the layers whose outputs are fused."""
     found = open_head(files)
     ids = listed_layers(found.config)
-    return build_eagle3_head(found, None if ids is None else [one + 1 for one in ids], "EAGLE-3")
+    taps = None if ids is None else [one + 1 for one in ids]
+    return build_eagle3_head(found, taps, dialect)
 
 
 def export(head: Any, target: str | None) -> PublishedHead:
@@ -23,14 +31,19 @@ def export(head: Any, target: str | None) -> PublishedHead:
 
     Raises ValueError for heads that tap the embeddings.
     """
-    check_head(head, Eagle3Head, "sglang", {"target_hidden_size": None})
+    return export_outputs(head, SGLANG)
+
+
+def export_outputs(head: Any, dialect: Dialect) -> PublishedHead:
+    """Export a head with a list of the layers whose outputs are fused."""
+    check_head(head, Eagle3Head, dialect.name, {"target_hidden_size": None})
     taps = head.config.tapped_layers
     if taps is not None and min(taps) < 1:
         raise ValueError(
             f"this head taps the embeddings (tapped_layers={list(taps)}), which SGLang cannot "
             "list; export it as vllm, or train one on layers from 1 on"
         )
-    return to_published(head, "sglang", None if taps is None else [one - 1 for one in taps])
+    return to_published(head, dialect, None if taps is None else [one - 1 for one in taps])
 
 
 FORMAT = head_format(

@@ -10,22 +10,23 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec.formats.eagle_3 import IDS, ONLY, build_eagle3_head, to_published
+from mmspec.formats.eagle_3 import IDS, VARIANTS, Dialect, build_eagle3_head, to_published
 from mmspec.formats.head_files import (
     PublishedHead,
     check_head,
-    check_values,
     head_format,
     open_head,
     rename_prefix,
 )
+from mmspec.formats.vllm import EXPRESSIBLE
 from mmspec.models.heads.eagle3 import Eagle3Head
 
 KIND, NESTED = "speculators_model_type", "transformer_layer_config"
 LAYER, OURS = "layers.0.", "midlayer."
 VERSION = "0.9.0"
 TOKENS = 5  # default draft length of engines
-_FLAT = ("rope_theta", "rope_scaling", "architectures")
+SPECULATORS = Dialect("speculators", EXPRESSIBLE)
+_FLAT = ("rope_theta", "rope_scaling", "architectures", "draft_vocab_size", "target_hidden_size")
 
 
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
@@ -37,12 +38,11 @@ def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
             f"the configuration of {found.file} has {KIND}={kind!r}; only 'eagle3' with a "
             f"{NESTED} is supported"
         )
-    check_values(found.config, {**ONLY, "norm_output": False}, found.file)
     flat = {**nested, "target_hidden_size": found.config.get("target_hidden_size")}
+    flat |= {name: found.config.get(name, False) for name in VARIANTS}
     ids = found.config.get(IDS)
     left = {name: one for name, one in found.tensors.items() if not name.startswith("verifier_")}
-    tensors = rename_prefix(left, LAYER, OURS)
-    return build_eagle3_head(PublishedHead(flat, tensors, found.file), ids, "speculators' EAGLE-3")
+    return build_eagle3_head(PublishedHead(flat, left, found.file), ids, SPECULATORS)
 
 
 def export(head: Any, target: str | None) -> PublishedHead:
@@ -54,20 +54,18 @@ def export(head: Any, target: str | None) -> PublishedHead:
             f"this format needs the target's hub name, and {target!r} is not one; give --target "
             "ORGANISATION/MODEL"
         )
-    made = to_published(head, "speculators", None)
-    layer = {name: value for name, value in made.config.items() if name not in _FLAT}
-    size = layer.pop("draft_vocab_size")
-    layer.pop("target_hidden_size", None)
+    made = to_published(head, SPECULATORS, None)
+    left_out = (*_FLAT, *VARIANTS)
+    layer = {name: value for name, value in made.config.items() if name not in left_out}
     method = {"proposal_type": "greedy", "speculative_tokens": TOKENS}
     config = {
         KIND: "eagle3",
         "speculators_version": VERSION,
         "architectures": ["Eagle3DraftModel"],
-        "draft_vocab_size": size,
+        "draft_vocab_size": made.config["draft_vocab_size"],
         "target_hidden_size": head.config.target_hidden_size,
         IDS: head.config.tapped_layers and list(head.config.tapped_layers),
-        **ONLY,
-        "norm_output": False,
+        **{name: made.config[name] for name in VARIANTS},
         "speculators_config": {
             "algorithm": "eagle3",
             "proposal_methods": [{**method, "verifier_accept_k": 1, "accept_tolerance": 0.0}],

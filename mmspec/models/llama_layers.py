@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import repeat
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import Cache, PreTrainedModel
-from transformers.masking_utils import create_causal_mask
+from transformers.masking_utils import create_causal_mask, create_sliding_window_causal_mask
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mmspec import _hf_cache
 
 Layers = Iterable[Callable[..., Tensor]]
+AttentionMask = Tensor | Mapping[str, Tensor] | None  # a mapping: by the kind of a layer
+FULL, SLIDING = "full_attention", "sliding_attention"
 
 
 class LlamaLayers(PreTrainedModel):
@@ -40,11 +43,11 @@ class LlamaHead(LlamaLayers):
         self,
         layers: Layers,
         states: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: AttentionMask = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
     ) -> Tensor:
-        """`through`, kept in `past_key_values` where that is given."""
+        """`run_decoder_layers`, cached in `past_key_values` where that is given."""
         return run_decoder_layers(
             layers,
             states,
@@ -63,25 +66,25 @@ def run_decoder_layers(
     rotary: Callable[[Tensor], tuple[Tensor, Tensor]],
     *,
     config: Any,
-    attention_mask: Tensor | None,
+    attention_mask: AttentionMask,
     position_ids: Tensor | None,
     past_key_values: Cache | None,
     use_cache: bool | None,
 ) -> Tensor:
     """Run layers on states (B, q, D); `rotary` returns cosines and sines of positions.
 
-    `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive. Positions (1 or B, q), or several
-    axes of them, need not be consecutive: only the mask controls attention.
+    `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive; of layers with a sliding window,
+    a mapping of additive ones (`mask_by_kind`). Positions (1 or B, q), or several axes of them,
+    need not be consecutive: only the mask controls attention. Raises ValueError for one additive
+    mask of layers with windows.
     """
     if position_ids is None:
         start = 0 if past_key_values is None else past_key_values.get_seq_length()
         position_ids = torch.arange(start, start + states.shape[1], device=states.device)[None]
     shared: dict[str, Any] = {"position_ids": position_ids, _hf_cache.CACHE_NAME: past_key_values}
-    mask: Any = attention_mask
-    if mask is None or mask.dim() == 2:
-        mask = create_causal_mask(config, states, attention_mask, past_key_values)
     embeddings = rotary(position_ids)
-    for layer in layers:
+    masks = _layer_masks(config, states, attention_mask, past_key_values)
+    for layer, mask in zip(layers, masks, strict=False):
         states = layer(
             states,
             attention_mask=mask,
@@ -90,3 +93,40 @@ def run_decoder_layers(
             **shared,
         )
     return states
+
+
+def sliding_layers(config: Any) -> Sequence[str]:
+    """Return the kind of every layer of a configuration with a sliding window, else nothing."""
+    if getattr(config, "sliding_window", None) is None:
+        return ()
+    kinds: Sequence[str] = config.layer_types
+    return kinds
+
+
+def mask_by_kind(config: Any, mask: Tensor, queries: Tensor, keys: Tensor) -> AttentionMask:
+    """Add the sliding window of a configuration to an additive mask (R, 1, q, k).
+
+    `queries` (q,) and `keys` (k,) are slots; a key `sliding_window` or more before its query is
+    masked in sliding layers. Without a window the mask itself is returned.
+    """
+    if not sliding_layers(config):
+        return mask
+    far = keys <= queries[:, None] - config.sliding_window
+    return {FULL: mask, SLIDING: mask.masked_fill(far, torch.finfo(mask.dtype).min)}
+
+
+def _layer_masks(config: Any, states: Tensor, mask: Any, cache: Cache | None) -> Iterable[Any]:
+    """The mask of each layer."""
+    kinds, is_made = sliding_layers(config), isinstance(mask, Tensor) and mask.dim() == 4
+    if not kinds:
+        return repeat(mask if is_made else create_causal_mask(config, states, mask, cache))
+    if is_made:
+        raise ValueError(
+            f"one mask cannot serve layers with sliding_window={config.sliding_window}; give the "
+            "masks of mask_by_kind()"
+        )
+    if isinstance(mask, Mapping):
+        return [mask[kind] for kind in kinds]
+    makers = {FULL: create_causal_mask, SLIDING: create_sliding_window_causal_mask}
+    made = {kind: makers[kind](config, states, mask, cache) for kind in set(kinds)}
+    return [made[kind] for kind in kinds]

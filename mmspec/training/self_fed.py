@@ -27,6 +27,7 @@ from mmspec.drafters.neural.feature_head import check_head
 from mmspec.drafters.neural.head_prompt import HeadPrompt, head_prompt
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.state_head import SlotMarks, StateHead
+from mmspec.models.llama_layers import mask_by_kind
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import (
     TrainingExample,
@@ -52,11 +53,13 @@ def unroll_passes(head: StateHead, prompt: HeadPrompt, last: int, passes: int) -
         prompt.attention_mask[:, None, None] & torch.ones(count, count, device=device).bool().tril()
     )
     mask = torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, hide)
-    cache = DynamicCache(config=head.config)
+    cache, slots = DynamicCache(), torch.arange(count, device=device)
+    masks = mask_by_kind(head.config, mask, slots, slots)
     own = head(
-        prompt.embeds, like, mask, prompt.positions, past_key_values=cache, marks=prompt.marks
+        prompt.embeds, like, masks, prompt.positions, past_key_values=cache, marks=prompt.marks
     )[:, -last:]
     yield own
+    keys = slots
     self_only = torch.full((last, last), hide, dtype=like.dtype, device=device).fill_diagonal_(0)
     self_only = self_only.expand(len(seen), 1, -1, -1)
     mask = mask[:, :, -last:]
@@ -66,7 +69,10 @@ def unroll_passes(head: StateHead, prompt: HeadPrompt, last: int, passes: int) -
         positions = prompt.positions[..., -last:] + step
         steps = torch.full((1, last), step, device=device)
         marks = SlotMarks(steps, None, prompt.global_vector)
-        own = head(embeds, own, mask, positions, past_key_values=cache, marks=marks)
+        queries = slots[-last:] + step
+        keys = torch.cat((keys, queries))
+        masks = mask_by_kind(head.config, mask, queries, keys)
+        own = head(embeds, own, masks, positions, past_key_values=cache, marks=marks)
         yield own
 
 

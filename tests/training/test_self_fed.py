@@ -43,6 +43,7 @@ PASSES = 3
             {"visual_slots": "hidden", "positions": "compact", "num_steps": 2},
         ),
         ("gemma3", "feature", {"num_hidden_layers": 2}),
+        ("llava", "eagle3", {"norm_output": True, "sliding_window": 3}),
         ("llava", "feature", {"visual_slots": "compressed", "num_q": 2}),
     ],
 )

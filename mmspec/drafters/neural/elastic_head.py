@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import copy
 from math import gcd
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.neural.target_heads import HeadKind
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.heads.state_head import (
+    CHOICES,
     CompressedImage,
     ImageSlots,
     SlotMarks,
@@ -41,6 +42,7 @@ class ElasticHeadConfig(StateHeadConfig):
     """
 
     model_type = "elastic_head"
+    supported_choices: ClassVar[frozenset[str]] = CHOICES - {"sliding_window"}
 
     num_hidden_layers: int = 1
     visual_slots: str = "compressed"

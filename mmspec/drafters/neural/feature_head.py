@@ -39,6 +39,7 @@ from mmspec.drafters.shapes import Shape
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.state_head import SlotMarks, StateHead, StateHeadConfig
+from mmspec.models.llama_layers import FULL, SLIDING, AttentionMask
 from mmspec.recipe import Deferred, DraftModelKind, Kit, Recipe
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory, TokenBlock
@@ -112,7 +113,8 @@ class FeatureDraft(DraftModel):
                 past_key_values=cache,
                 marks=read.marks,
             )
-        memory = Memory(cache, count, read.pads, read.rope, read.states[:0])
+        window = self.head.config.sliding_window
+        memory = Memory(cache, count, read.pads, read.rope, read.states[:0], window)
         memory.offsets, memory.axes = read.offsets, 3 if read.positions.dim() == 3 else 1
         last = list(self.head.fuse(prompt.features[:, -1:]))
         return _HeadState(memory, last, [*last], list(context.prompt), read.global_vector)
@@ -162,13 +164,18 @@ class FeatureDraft(DraftModel):
     def _read(
         self, state: _HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0
     ) -> Tensor:  # (R, q, D)
-        positions, mask, _ = state.memory.place(layout)
+        positions, mask, queries = state.memory.place(layout)
+        masks: AttentionMask = mask
+        if state.memory.window is not None and mask is not None:
+            masks = {FULL: mask, SLIDING: state.memory.mask_window(mask, queries)}
         if state.memory.axes > 1:
             positions = state.memory.spread_axes(positions)
         embeds = (self.head.embeddings or self.backbone.embed)(layout.tokens)
         marks = SlotMarks(steps, None, state.global_vector)
         cache = state.memory.cache
-        out: Tensor = self.head(embeds, states, mask, positions, past_key_values=cache, marks=marks)
+        out: Tensor = self.head(
+            embeds, states, masks, positions, past_key_values=cache, marks=marks
+        )
         return out
 
     def _logits(self, context: Context, states: Tensor) -> Tensor:  # (R, n, D) -> (B, n, V)

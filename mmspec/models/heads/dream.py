@@ -15,7 +15,7 @@ which disables the cross-attention. The first token, which has no previous state
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -31,6 +31,7 @@ from transformers.models.llama.modeling_llama import (
 
 from mmspec import _hf_cache
 from mmspec.models.heads.state_head import (
+    CHOICES,
     SlotMarks,
     SlotRotaryEmbedding,
     StateHead,
@@ -48,6 +49,7 @@ class DreamHeadConfig(StateHeadConfig):
     """As `StateHeadConfig`; the middle one of three layers attends to the target's states."""
 
     model_type = "dream_head"
+    supported_choices: ClassVar[frozenset[str]] = CHOICES - {"sliding_window"}
 
     num_hidden_layers: int = 3
 

@@ -7,7 +7,9 @@ replace it:
     [h2 ; hL/2 ; hL-3] --fc--> g      a = [norm(embedding) ; norm(g)]
     out = r + MLP(norm(r)),  r = g + attention(a)         logits = lm_head(norm(out))
 
-`out` is the next g, without `fc`. The vocabulary may be a subset of the target's: `d2t` is the
+`out` is the next g, without `fc`. Later trainers (speculators, SpecForge) add norms, plain layers
+after the first one, sliding windows and layers with normed queries and keys; see
+`Eagle3HeadConfig`. The vocabulary may be a subset of the target's: `d2t` is the
 offset from the head's id to the target's, `t2d` marks the target's ids in it. Parameter names are
 those of the public EAGLE-3 checkpoints.
 """
@@ -17,10 +19,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from transformers.models.llama.modeling_llama import (
+    LlamaAttention,
+    LlamaDecoderLayer,
+    LlamaMLP,
+    LlamaRMSNorm,
+)
+from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
 from mmspec.models.heads.state_head import (
     SlotMarks,
@@ -30,7 +39,7 @@ from mmspec.models.heads.state_head import (
     add_step_residual,
     step_table,
 )
-from mmspec.models.llama_layers import Layers
+from mmspec.models.llama_layers import FULL, Layers
 from mmspec.models.loading import load_model
 
 
@@ -40,6 +49,13 @@ class Eagle3HeadConfig(StateHeadConfig):
     The draft vocabulary has `draft_vocab_size` tokens, None = all of `vocab_size`.
     `target_hidden_size` is the target's width if it differs from the head's: the head then has its
     own embedding table, and reads images as placeholders. `num_taps` hidden states are fused.
+
+    Variants of the computation (False = as published), under the names of speculators:
+
+    - `norm_before_residual`: the residual is norm(g) instead of g.
+    - `norm_before_fc`: one norm over the concatenated features; `fc_norm`: one per feature.
+    - `norm_output`: the next g is norm(out) instead of out.
+    - `qk_norm`: layers of Qwen3, with normed queries and keys, instead of Llama's.
     """
 
     model_type = "eagle3_head"
@@ -48,6 +64,11 @@ class Eagle3HeadConfig(StateHeadConfig):
     draft_vocab_size: int | None = None
     target_hidden_size: int | None = None
     num_taps: int = 3
+    norm_before_residual: bool = False
+    norm_before_fc: bool = False
+    fc_norm: bool = False
+    norm_output: bool = False
+    qk_norm: bool = False
 
     def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
@@ -61,10 +82,12 @@ class Eagle3HeadConfig(StateHeadConfig):
                 f"visual_slots={self.visual_slots!r} bypasses the fusion, but an EAGLE-3 head adds "
                 "its layer to the fused state; give 'fused', 'placeholder' or 'hidden'"
             )
-        if self.num_hidden_layers != 1:
+        if self.norm_before_fc and self.fc_norm:
             raise ValueError(
-                f"num_hidden_layers={self.num_hidden_layers}, but an EAGLE-3 head has 1; drop it"
+                "norm_before_fc=True and fc_norm=True both norm the features; give one of them"
             )
+        if self.qk_norm and self.layer_types is None:  # Qwen3's attention reads the list
+            self.layer_types = [FULL] * self.num_hidden_layers
         if self.target_hidden_size not in (None, self.hidden_size) and self.visual_slots == "fused":
             raise ValueError(
                 f"a head of width {self.hidden_size} cannot read image embeddings of width "
@@ -78,7 +101,8 @@ class Eagle3Layer(nn.Module):
     def __init__(self, config: Eagle3HeadConfig) -> None:
         super().__init__()
         width = config.hidden_size
-        self.self_attn = LlamaAttention(config, 0)
+        attention: Any = Qwen3Attention if config.qk_norm else LlamaAttention
+        self.self_attn = attention(config, 0)
         for part in ("q_proj", "k_proj", "v_proj"):
             rows = getattr(self.self_attn, part).out_features
             wide = nn.Linear(2 * width, rows, bias=config.attention_bias)
@@ -87,10 +111,13 @@ class Eagle3Layer(nn.Module):
         self.hidden_norm, self.input_layernorm, self.post_attention_layernorm = (
             LlamaRMSNorm(width, eps=config.rms_norm_eps) for _ in range(3)
         )
+        self.norm_before_residual = config.norm_before_residual
 
     def forward(self, states: Tensor, embeds: Tensor, **read: object) -> Tensor:  # (B, q, D)
-        both = torch.cat((self.input_layernorm(embeds), self.hidden_norm(states)), -1)
-        states = states + self.self_attn(hidden_states=both, **read)[0]
+        normed = self.hidden_norm(states)
+        both = torch.cat((self.input_layernorm(embeds), normed), -1)
+        residual = normed if self.norm_before_residual else states
+        states = residual + self.self_attn(hidden_states=both, **read)[0]
         out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return out
 
@@ -108,8 +135,15 @@ class Eagle3Head(StateHead):
         super().__init__(config)
         width, size = config.hidden_size, config.draft_vocab_size or config.vocab_size
         self.has_draft_vocabulary = size != config.vocab_size
-        self.fc = nn.Linear(config.num_taps * self.feature_size, width, bias=False)
+        features, eps = config.num_taps * self.feature_size, config.rms_norm_eps
+        self.input_norm = LlamaRMSNorm(features, eps=eps) if config.norm_before_fc else None
+        norms = config.num_taps if config.fc_norm else 0
+        self.fc_norm = nn.ModuleList(LlamaRMSNorm(self.feature_size, eps) for _ in range(norms))
+        self.fc = nn.Linear(features, width, bias=False)
         self.midlayer = Eagle3Layer(config)
+        layer: Any = Qwen3DecoderLayer if config.qk_norm else LlamaDecoderLayer
+        further = range(1, config.num_hidden_layers)
+        self.layers = nn.ModuleDict({str(index): layer(config, index) for index in further})
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(width, size, bias=False)
         self.embed_tokens = (
@@ -154,6 +188,12 @@ class Eagle3Head(StateHead):
             )
 
     def fuse(self, features: Tensor) -> Tensor:
+        if self.input_norm is not None:
+            features = self.input_norm(features)
+        if self.fc_norm:
+            chunks = features.chunk(len(self.fc_norm), -1)
+            pairs = zip(self.fc_norm, chunks, strict=True)
+            features = torch.cat([norm(chunk) for norm, chunk in pairs], -1)
         fused: Tensor = self.fc(features)
         return fused
 
@@ -161,10 +201,14 @@ class Eagle3Head(StateHead):
         self, embeds: Tensor, states: Tensor, marks: SlotMarks
     ) -> tuple[Layers, Tensor]:
         inputs = add_step_residual(states, self.step_residual, marks.steps)
-        return [partial(self.midlayer, embeds=embeds)], inputs
+        return [partial(self.midlayer, embeds=embeds), *self.layers.values()], inputs
+
+    def finish_states(self, states: Tensor) -> Tensor:
+        return self.norm(states) if self.config.norm_output else states
 
     def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
-        logits: Tensor = self.lm_head(self.norm(states))
+        normed = states if self.config.norm_output else self.norm(states)
+        logits: Tensor = self.lm_head(normed)
         return logits
 
     def expand_logits(self, logits: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
-from mmspec.models.llama_layers import Layers, LlamaHead
+from mmspec.models.llama_layers import FULL, SLIDING, AttentionMask, Layers, LlamaHead
 
 _SHAPE = (  # fields that a head shares with the layers of its target
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -32,7 +32,9 @@ _SECTIONS = ("mrope_section", "mrope_interleaved")
 _BY_LENGTH = ("dynamic", "longrope")  # rope types whose frequencies depend on the length
 VISUAL_SLOTS = ("fused", "placeholder", "raw", "hidden", "compressed")
 POSITIONS = ("keep", "compact", "mrope")
-CHOICES = frozenset({"tapped_layers", "visual_slots", "positions", "num_steps", "visual_keep"})
+CHOICES = frozenset(
+    ("tapped_layers", "visual_slots", "positions", "num_steps", "visual_keep", "sliding_window")
+)
 
 
 class StateHeadConfig(LlamaConfig):
@@ -50,6 +52,8 @@ class StateHeadConfig(LlamaConfig):
     - `num_steps`: number of learned residuals, one per draft step of a self-fed state.
     - `visual_keep`: share of image slots that is read: those that the question attends to most in
       the target's last layer. 1 = all.
+    - `sliding_window`: number of slots that a layer attends to, its own included; None = all. It is
+      that of the layers with "sliding_attention" in `layer_types` (None = of all layers).
 
     Classes list the fields that they support in `supported_choices`; non-default values of the
     others raise ValueError.
@@ -62,9 +66,14 @@ class StateHeadConfig(LlamaConfig):
     positions: str = "keep"
     num_steps: int = 0
     visual_keep: float = 1.0
+    sliding_window: int | None = None
+    layer_types: list[str] | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)  # type: ignore[no-untyped-call]
+        if self.layer_types is None and self.sliding_window is not None:
+            self.layer_types = [SLIDING] * self.num_hidden_layers
+        self._check_windows()
         for name in sorted(CHOICES - self.supported_choices):
             given = getattr(self, name)
             if given != getattr(StateHeadConfig, name):
@@ -88,6 +97,21 @@ class StateHeadConfig(LlamaConfig):
                 "positions='mrope' needs an mrope_section in rope_parameters; make the "
                 "configuration with .of() of a target with M-RoPE, or give 'keep'"
             )
+
+    def _check_windows(self) -> None:
+        kinds = self.layer_types or [FULL] * self.num_hidden_layers
+        if len(kinds) != self.num_hidden_layers or set(kinds) - {FULL, SLIDING}:
+            raise ValueError(
+                f"layer_types={kinds} must have one of {FULL!r} and {SLIDING!r} for each of the "
+                f"{self.num_hidden_layers} layers"
+            )
+        if (SLIDING in kinds) != (self.sliding_window is not None):
+            raise ValueError(
+                f"layer_types={kinds} and sliding_window={self.sliding_window} disagree; give a "
+                f"sliding_window together with layers of {SLIDING!r}"
+            )
+        if self.sliding_window is not None and self.sliding_window < 1:
+            raise ValueError(f"sliding_window={self.sliding_window} must be at least 1")
 
     @classmethod
     def of(cls, config: Any, vocabulary: int, **changes: Any) -> Any:
@@ -197,18 +221,23 @@ class StateHead(LlamaHead, ABC):
         self,
         embeds: Tensor,
         states: Tensor,
-        attention_mask: Tensor | None = None,
+        attention_mask: AttentionMask = None,
         position_ids: Tensor | None = None,
         past_key_values: Cache | None = None,
         marks: SlotMarks | None = None,
     ) -> Tensor:
         """States (B, q, D) of tokens, from their `embeds` and the `states` before them.
 
-        `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive; `position_ids` (1 or B, q),
-        or (3, B, q) with M-RoPE.
+        `attention_mask` is (B, L), or (1 or B, 1, q, L) and additive, or those of `mask_by_kind`
+        with a sliding window; `position_ids` (1 or B, q), or (3, B, q) with M-RoPE.
         """
         layers, inputs = self.prepare_inputs(embeds, states, marks or SlotMarks())
-        return self.run_layers(layers, inputs, attention_mask, position_ids, past_key_values)
+        out = self.run_layers(layers, inputs, attention_mask, position_ids, past_key_values)
+        return self.finish_states(out)
+
+    def finish_states(self, states: Tensor) -> Tensor:
+        """Return the head's states from the outputs of its layers (B, q, D)."""
+        return states
 
     def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
         """Logits of states (..., D) over the draft vocabulary: (..., V')."""

@@ -63,6 +63,17 @@ COMBINATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "dream": ("dream", {}),
     "dream hidden": ("dream", {"visual_slots": "hidden", "positions": "compact", "num_steps": 1}),
     "eagle3 mrope": ("eagle3", {"positions": "mrope", "visual_slots": "placeholder"}),
+    "eagle3 norms": (
+        "eagle3",
+        {"norm_before_residual": True, "norm_before_fc": True, "norm_output": True}
+        | {"qk_norm": True, "num_hidden_layers": 2, "visual_slots": "placeholder"},
+    ),
+    "eagle3 window": (
+        "eagle3",
+        {"fc_norm": True, "num_hidden_layers": 2, "sliding_window": 4}
+        | {"layer_types": ["sliding_attention", "full_attention"]},
+    ),
+    "window": ("feature", {"sliding_window": 3}),
 }
 QUICK = [  # combination, family, rows, shape
     ("msd", "llava", 3, "chain"),
@@ -81,6 +92,9 @@ QUICK = [  # combination, family, rows, shape
     ("dream", "llava", 3, "tree"),
     ("dream hidden", "qwen2_5_vl", 1, "dynamic"),
     ("eagle3 mrope", "qwen2_5_vl", 1, "tree"),
+    ("eagle3 norms", "llava", 3, "tree"),
+    ("eagle3 window", "llava", 3, "dynamic"),
+    ("window", "llama", 3, "tree"),
 ]
 EVERY = [
     (parts, family, rows, shape)
@@ -335,7 +349,11 @@ def test_a_vector_is_told_to_what_follows_its_picture() -> None:
         ("eagle3", {"visual_slots": "raw"}, "an EAGLE-3 head adds its layer to the fused state"),
         ("eagle3", {"tapped_layers": [1, 2]}, r"\[1, 2\] does not have num_taps=3"),
         ("eagle3", {"target_hidden_size": 32}, "cannot read image embeddings"),
-        ("eagle3", {"num_hidden_layers": 2}, "an EAGLE-3 head has 1"),
+        ("eagle3", {"norm_before_fc": True, "fc_norm": True}, "both norm the features"),
+        ("eagle3", {"sliding_window": 0}, "sliding_window=0 must be at least 1"),
+        ("feature", {"layer_types": ["sliding_attention"]}, "and sliding_window=None disagree"),
+        ("eagle3", {"layer_types": ["full_attention"] * 2}, "must have one of .* of the 1 layers"),
+        ("dream", {"sliding_window": 4}, "sliding_window=4 has no effect in DreamHeadConfig"),
     ],
 )
 def test_parts_that_do_not_fit_are_refused(maker: str, parts: dict[str, Any], message: str) -> None:
@@ -348,6 +366,7 @@ def test_a_choice_that_a_kind_of_head_does_not_follow_is_refused(
     kind: type[StateHeadConfig],
 ) -> None:
     others = {"visual_slots": "hidden", "num_steps": 2, "visual_keep": 0.5, "tapped_layers": [1]}
+    others |= {"sliding_window": 4}
     assert kind.supported_choices.isdisjoint(others)
     for name, value in others.items():
         with pytest.raises(ValueError, match=f"{name}=.* has no effect in {kind.__name__}"):
