@@ -29,6 +29,7 @@ Repeats = Annotated[int, typer.Option(min=1, help="Number of measurements.")]
 Seed = Annotated[int, typer.Option(min=0)]
 Csv = Annotated[Path | None, typer.Option(help="Write the points as CSV.")]
 Answers = StrEnum("Answers", ["target", "data"])
+VisualSlots = StrEnum("VisualSlots", ["placeholder", "fused", "hidden"])
 Plot = Annotated[Path | None, typer.Option(help="Plot them, as SVG or PNG; needs matplotlib.")]
 
 app = typer.Typer(
@@ -291,6 +292,10 @@ def train(
     knobs: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the head's configuration.")
     ] = None,
+    visual_slots: Annotated[
+        VisualSlots | None,
+        typer.Option(help="What a head reads at image slots; default: the recipe's."),
+    ] = None,
     threads: Threads = None,
     trust_remote_code: Annotated[
         bool, typer.Option("--trust-remote-code", help="Run code from the target's folder.")
@@ -301,8 +306,10 @@ def train(
     json: Json = False,
 ) -> None:
     """Train a recipe's drafter for a target; the same command resumes a stopped run."""
-    given = {**locals(), "answers": answers.value, "knobs": tuple(knobs or ())}
-    run_function("mmspec.cli.train:run", **given)
+    given = {**locals(), "answers": answers.value}
+    if given.pop("visual_slots") is not None:
+        given["knobs"] = [*(knobs or ()), f"visual_slots={visual_slots}"]
+    run_function("mmspec.cli.train:run", **{**given, "knobs": tuple(given["knobs"] or ())})
 
 
 @learn.command("phrases")

@@ -142,8 +142,10 @@ def aligned_loss(
 def new_eagle3(target: Reader, counts: Tensor, **changes: Any) -> Eagle3Head:
     """Make an untrained head whose draft vocabulary is the `draft_vocab_size` most frequent tokens.
 
-    Ties go to the smaller id.
+    Ties go to the smaller id. By default it reads image slots as inference engines do, with the
+    embedding of the placeholder token.
     """
+    changes = {"visual_slots": "placeholder", **changes}
     config = Eagle3HeadConfig.of(target.config, target.vocabulary, **changes)
     head = Eagle3Head(config)
     if head.has_draft_vocabulary:

@@ -164,6 +164,24 @@ def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
     assert "was begun with muon=True" in fail(capsys, *[a for a in cut if a != "--muon"])[1]
 
 
+def test_an_eagle_3_head_is_trained_for_engines_by_default(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One that reads image features instead cannot be exported."""
+    kinds = (("placeholder", ()), ("fused", ("--visual-slots", "fused")))
+    for name, extra in kinds:
+        how = ("--steps", "1", "--every", "1", *extra)
+        run(capsys, *_train_command(root, tmp_path / name, *how, recipe="eagle-3"))
+        config = json.loads((tmp_path / name / "config.json").read_text())
+        assert config["visual_slots"] == name
+    out = ["--out", str(tmp_path / "out")]
+    assert (
+        "train it with visual_slots=placeholder"
+        in fail(capsys, "export", "vllm", str(tmp_path / "fused"), *out)[1]
+    )
+    assert run(capsys, "export", "vllm", str(tmp_path / "placeholder"), *out)["weights"] > 0
+
+
 @pytest.mark.parametrize("recipe", exhaustive(("eagle-3", "hydra", "dream"), ("hydra",)))
 def test_a_head_of_any_class_drafts_on_the_command_line(
     recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -73,7 +73,11 @@ FEATURE = HeadPlan(
     changes={"intermediate_size": 384},
 )
 _EAGLE3 = HeadPlan(
-    "eagle-3", EAGLE3, CosineDecay(1200, 2e-3), 8, changes={"intermediate_size": 384}
+    "eagle-3",
+    EAGLE3,
+    CosineDecay(1200, 2e-3),
+    8,
+    changes={"intermediate_size": 384, "visual_slots": "fused"},
 )
 PLANS = {
     "llava-eagle3": _EAGLE3,
