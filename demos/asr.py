@@ -6,8 +6,8 @@
 
 Every recording is transcribed plainly and with every recipe. Green words are accepted draft tokens,
 the others were predicted by the target. The text is the same; the table has target calls and the
-real-time factor. For the first recording a spectrogram is written, coloured by the round of each
-token; tokens are spread evenly over the sound.
+real-time factor. For the first recording a spectrogram is written, coloured by how many tokens
+each round accepted; tokens are spread evenly over the sound.
 """
 
 from __future__ import annotations

@@ -5,9 +5,9 @@
     python demos/tts.py --model DIR --drafter DIR --voice anna
 
 Writes the speech of plain decoding and of every recipe, with the same seed, as WAV files, and for
-the first sentence a spectrogram coloured by round. The table has target calls, the time to the
-first sound, the real-time factor and, if the bundled recogniser is available, the word error rate.
-Coupled recipes generate the codes of plain decoding (in float32).
+the first sentence a spectrogram, coloured by how many frames each round accepted. The table has
+target calls, the time to the first audio, the real-time factor and, if the bundled recogniser is
+available, the word error rate. Coupled recipes generate the codes of plain decoding (in float32).
 """
 
 from __future__ import annotations

@@ -93,7 +93,7 @@ class VoiceSettings:
     top_p: float | None = setting(None, "Sample from the most likely codes of this mass.", min=0)
     rounds: str | None = setting(
         None,
-        "A file for a spectrogram, coloured by the round each span was accepted in.",
+        "A file for a spectrogram, coloured by how many frames each round accepted.",
         only="generate",
         writes=(".png",),
     )

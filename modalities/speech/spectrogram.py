@@ -1,8 +1,8 @@
-"""Draw spectrograms, coloured by the round that accepted each part."""
+"""Draw spectrograms, coloured by how many parts each round accepted."""
 
 from __future__ import annotations
 
-import colorsys
+from itertools import pairwise
 
 import torch
 from PIL import Image, ImageDraw
@@ -10,10 +10,20 @@ from torch import Tensor
 
 from mmspec._renamed import rename_attributes
 
-HEIGHT, STRIP, EDGE = 192, 14, 8  # pixels: spectrogram, strip of frames below it, margin
+HEIGHT, STRIP, EDGE = 192, 14, 8  # pixels: spectrogram, strip of rounds below it, margin
+LINE = 14  # pixels of a line of text
 WIDTH = 1024  # pixels of a spectrogram
 FLOOR_DB = 70.0  # below the maximum
-GOLDEN = 0.381966  # of the hue circle from round to round, so that neighbours differ
+MAX_TICKS = 12  # of the time axis
+# of a round that accepted 1, 2, ... parts; the last colour is of as many or more
+COLOURS = (
+    (128, 140, 160),
+    (70, 120, 255),
+    (0, 190, 170),
+    (120, 210, 40),
+    (255, 190, 0),
+    (255, 80, 60),
+)
 
 
 def draw_spectrogram(
@@ -21,27 +31,58 @@ def draw_spectrogram(
 ) -> Image.Image:
     """Draw a waveform (S,) whose `parts` were accepted in `rounds` (T,).
 
-    Brightness is the power at a frequency (linear, 0 Hz at the bottom), hue the round. The strip
-    below has one field per frame; adjacent frames of one colour took one target call.
+    Brightness is the power at a frequency (linear, 0 Hz at the bottom), the colour how many parts
+    the round accepted, which took one target call. The strip below has one field per round, above
+    a time axis.
     """
+    _, place, counts = rounds.unique(return_inverse=True, return_counts=True)
+    kinds = counts[place].clamp_max(len(COLOURS)) - 1  # (T,)
     light = _levels(waveform)
     columns = torch.arange(light.shape[1]) * max(len(rounds), 1) // light.shape[1]
-    turns = rounds[columns.clamp_max(len(rounds) - 1)] if len(rounds) else columns
-    hues = torch.tensor([_hue(int(turn)) for turn in turns.tolist()])  # (W, 3)
-    pixels = (light[..., None] * hues * 255).byte()
-    made = Image.new("RGB", (WIDTH + 2 * EDGE, HEIGHT + 3 * EDGE + STRIP + 14), "white")
+    hues = torch.tensor(COLOURS)[kinds[columns] if len(rounds) else columns]  # (W, 3)
+    pixels = (light[..., None] * hues).byte()
+    size = (WIDTH + 2 * EDGE, HEIGHT + STRIP + 2 * LINE + 4 * EDGE)
+    made = Image.new("RGB", size, "white")
     made.paste(Image.fromarray(pixels.numpy(), "RGB"), (EDGE, EDGE))
-    pen = ImageDraw.Draw(made)
-    top = HEIGHT + 2 * EDGE
-    for frame, turn in enumerate(rounds.tolist()):
-        left, right = (EDGE + at * WIDTH // len(rounds) for at in (frame, frame + 1))
-        red, green, blue = (round(255 * part) for part in _hue(turn))
-        pen.rectangle((left, top, max(right - 1, left), top + STRIP), fill=(red, green, blue))
+    pen, top = ImageDraw.Draw(made), HEIGHT + 2 * EDGE
+    _draw_rounds(pen, top, rounds.tolist(), kinds.tolist())
     seconds = len(waveform) / sampling_rate
-    caption = f"{seconds:.2f} s, {len(rounds)} {parts} in {len(rounds.unique())} rounds"
-    pen.text((EDGE, top + STRIP + 2), caption, fill="black")
-    pen.text((WIDTH + EDGE, top + STRIP + 2), f"0 to {sampling_rate // 2} Hz", "black", anchor="ra")
+    _draw_axis(pen, top + STRIP, seconds)
+    caption = f"{seconds:.2f} s, {len(rounds)} {parts} in {len(counts)} rounds of"
+    _draw_legend(pen, size[1] - LINE - EDGE, caption, parts)
+    pen.text((WIDTH + EDGE, size[1] - EDGE), f"0 to {sampling_rate // 2} Hz", "black", anchor="rd")
     return made
+
+
+def _draw_rounds(pen: ImageDraw.ImageDraw, top: int, rounds: list[int], kinds: list[int]) -> None:
+    """One field per round, with a gap between two where there is room."""
+    starts = [at for at in range(len(rounds)) if at == 0 or rounds[at] != rounds[at - 1]]
+    for first, end in pairwise([*starts, len(rounds)]):
+        left, right = (EDGE + at * WIDTH // len(rounds) for at in (first, end))
+        gap = 2 if right - left > 3 else 1
+        pen.rectangle((left, top, max(right - gap, left), top + STRIP), fill=COLOURS[kinds[first]])
+
+
+def _draw_axis(pen: ImageDraw.ImageDraw, top: int, seconds: float) -> None:
+    """Ticks at multiples of 1, 2 or 5 times a power of ten."""
+    steps = (base * 10.0**power for power in range(-3, 6) for base in (1, 2, 5))
+    step = next(one for one in steps if seconds <= MAX_TICKS * one)
+    for tick in range(int(seconds / step) + 1):
+        left = EDGE + round(tick * step / max(seconds, step) * (WIDTH - 1))
+        pen.line((left, top, left, top + EDGE // 2), fill="black")
+        anchor = "la" if tick == 0 else "ma" if left < WIDTH - 2 * EDGE else "ra"
+        pen.text((left, top + EDGE // 2), f"{tick * step:g} s", "black", anchor=anchor)
+
+
+def _draw_legend(pen: ImageDraw.ImageDraw, top: int, caption: str, parts: str) -> None:
+    pen.text((EDGE, top), caption, "black")
+    left = EDGE + pen.textlength(caption) + EDGE
+    for count, colour in enumerate(COLOURS, 1):
+        label = f"{count}{'+' * (count == len(COLOURS))}"
+        pen.rectangle((left, top + 1, left + LINE, top + LINE - 2), fill=colour)
+        pen.text((left + LINE + 4, top), label, "black")
+        left += LINE + 4 + pen.textlength(label) + EDGE
+    pen.text((left, top), parts, "black")
 
 
 def _levels(waveform: Tensor) -> Tensor:  # (HEIGHT, WIDTH) of 0 to 1, high frequencies on top
@@ -55,10 +96,6 @@ def _levels(waveform: Tensor) -> Tensor:  # (HEIGHT, WIDTH) of 0 to 1, high freq
     light = (1 + decibels / FLOOR_DB).clamp(0, 1).flip(0)
     sized = torch.nn.functional.interpolate(light[None, None], (HEIGHT, WIDTH), mode="bilinear")
     return sized[0, 0]
-
-
-def _hue(turn: int) -> tuple[float, float, float]:
-    return colorsys.hsv_to_rgb(turn * GOLDEN % 1, 0.65, 1)
 
 
 __getattr__ = rename_attributes(__name__, {"spectrogram": "draw_spectrogram"})

@@ -86,7 +86,7 @@ class RecognitionFormatter:
         return {"tokens": self._select_new_tokens(output)}
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """The spectrogram, coloured by the round in which each token was accepted.
+        """The spectrogram, coloured by how many tokens the round of each accepted.
 
         Tokens are spread evenly over the recording, in the order of the transcript, since their
         times are not known. Raises ValueError for models other than Whisper.
