@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.codes.grid import Grid
 from mmspec.codes.image_family import ImageFamily, make_codebook, make_encoder
 from mmspec.distributions.sampling import Sampling
+from mmspec.modalities.common.chat_template import apply_chat_template
 from mmspec.modalities.image.generation import fixed_layout, token_request, tokenize_prompts
 from mmspec.targets.readers.code_backbone import (
     CodeBackbone,
@@ -76,7 +77,7 @@ def words(processor: Any, texts: Sequence[str], grid: Grid) -> Mapping[str, Any]
     """Prompts in the model's chat template, if it has one, followed by begin-of-image."""
     if processor.chat_template:
         turns = [[{"role": "user", "content": [{"type": "text", "text": text}]}] for text in texts]
-        texts = processor.apply_chat_template(turns, add_generation_prompt=True, tokenize=False)
+        texts = apply_chat_template(processor, turns, add_generation_prompt=True, tokenize=False)
     return tokenize_prompts(processor, texts, generation_mode="image")
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 
 from mmspec import _hf
 from mmspec.modalities.common import doctor_tokens, formatting
+from mmspec.modalities.common.chat_template import apply_chat_template
 from mmspec.modalities.common.families import find_family, make_reader
 from mmspec.modalities.common.formatting import open_image
 from mmspec.modalities.vlm import LanguageSettings, clips
@@ -124,8 +125,8 @@ def format_chat(processor: Any, prompt: str, kinds: Sequence[str]) -> str:
     if processor.chat_template:
         content = [*({"type": kind} for kind in kinds), {"type": "text", "text": prompt}]
         turn = {"role": "user", "content": prompt if is_tokenizer else content}
-        made = processor.apply_chat_template([turn], add_generation_prompt=True, tokenize=False)
-        return str(made)
+        options = {"add_generation_prompt": True, "tokenize": False}
+        return str(apply_chat_template(processor, [turn], **options))
     named = {} if is_tokenizer else vars(processor)
     marks = [named.get(f"{kind}_token", f"<{kind}>") for kind in kinds]
     return "\n".join([*marks, prompt])

@@ -12,6 +12,7 @@ from torch import Tensor
 from mmspec import _hf
 from mmspec.api import accelerate
 from mmspec.modalities.common import formatting
+from mmspec.modalities.common.chat_template import apply_chat_template
 from mmspec.modalities.common.formatting import open_image
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.conversations import Question, Turn
@@ -89,8 +90,8 @@ class LanguageTeacher:
             ]
             content = "".join(filter(None, turn.parts)) if is_tokenizer else parts
             messages.append({"role": turn.role, "content": content})
-        apply = self.processor.apply_chat_template
-        return str(apply(messages, add_generation_prompt=True, tokenize=False))
+        options = {"add_generation_prompt": True, "tokenize": False}
+        return str(apply_chat_template(self.processor, messages, **options))
 
 
 def names_environment(data: str) -> bool:

@@ -14,6 +14,7 @@ from transformers import DynamicCache
 from mmspec import _hf, _hf_cache
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.sampling import Sampling
+from mmspec.modalities.common.chat_template import apply_chat_template
 from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.frames.settings import sampling_arguments
 from mmspec.targets.cache import SlotCache
@@ -128,9 +129,8 @@ class CsmReader:
         """Texts as turns of a speaker, by default "0"."""
         role = "0" if voice is None else voice
         turns = [[{"role": role, "content": [{"type": "text", "text": text}]}] for text in texts]
-        made = processor.apply_chat_template(
-            turns, tokenize=True, return_dict=True, padding=True, return_tensors="pt"
-        )
+        options = {"tokenize": True, "return_dict": True, "padding": True, "return_tensors": "pt"}
+        made = apply_chat_template(processor, turns, **options)
         return {name: made[name] for name in ("input_ids", "attention_mask")}
 
 

@@ -11,6 +11,7 @@ from transformers import AutoProcessor, FeatureExtractionMixin, ProcessorMixin
 
 from mmspec import _hf
 from mmspec.errors import format_value
+from mmspec.modalities.common.chat_template import apply_chat_template
 from mmspec.modalities.speech.recognition.whisper_generate import has_whisper_generate
 from mmspec.modalities.speech.sound import Sound
 from mmspec.models.loading import load_text_processor
@@ -137,7 +138,7 @@ def format_prompt(processor: Any, prompt: str) -> str:
     if "'audio'" in str(template):
         content = [{"type": "audio"}, {"type": "text", "text": prompt}]
     turn = [{"role": "user", "content": content}]
-    return str(processor.apply_chat_template(turn, add_generation_prompt=True, tokenize=False))
+    return str(apply_chat_template(processor, turn, add_generation_prompt=True, tokenize=False))
 
 
 def _move_to_model(value: Any, model: Any) -> Any:
