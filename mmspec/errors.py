@@ -117,6 +117,20 @@ def check_number(
     )
 
 
+def check_is_file(file: Path) -> None:
+    """Refuse a pipe or a device, which a reader would wait for. Raises ValueError."""
+    if file.exists() and not (file.is_file() or file.is_dir()):
+        raise ValueError(f"{file} is a pipe or a device, not a file; give a file")
+
+
+def parse_json(text: str | bytes) -> Any:
+    """Parse JSON. Raises ValueError for invalid and for deeply nested text."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+
+
 def refuse_fixed(given: Mapping[str, Any], names: Iterable[str], call: str, why: str) -> None:
     """Refuse arguments that a call sets itself. Raises ValueError."""
     fixed = [name for name in names if given.get(name) is not None]
@@ -260,8 +274,8 @@ def parse_parameters(text: str, known: Mapping[str, Any], name: str) -> dict[str
 def _value(text: str, default: Any, pair: str) -> Any:
     """Parse a value of the default's type; a string where the default is None."""
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError:
+        value = parse_json(text)
+    except ValueError:
         value = text
     wanted = str if default is None else type(default)
     if type(value) is not wanted and not (wanted is float and type(value) is int):

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from mmspec.errors import is_integer
+
+MAX_NODES = 4096  # of a tree of branching widths; tables of ancestors are quadratic in it
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,10 @@ class Tree:
         if not listed or not all(is_integer(one) and one > 0 for one in widths):
             raise ValueError(
                 f"tree={widths!r} must be a list of branching widths of at least 1, as in [3, 2, 1]"
+            )
+        if sum(accumulate(widths, operator.mul)) > MAX_NODES:
+            raise ValueError(
+                f"tree={list(widths)} has more than {MAX_NODES} nodes; give fewer or smaller widths"
             )
         parents: list[int] = []
         level = [-1]

@@ -45,6 +45,14 @@ def test_branching_makes_a_complete_tree() -> None:
     assert tree.width == 3
 
 
+@pytest.mark.parametrize(
+    "widths", [[10**12], [17, 17, 17], [1] * 4097], ids=["wide", "bushy", "long"]
+)
+def test_a_tree_of_too_many_nodes_is_not_built(widths: list[int]) -> None:
+    with pytest.raises(ValueError, match="has more than 4096 nodes; give fewer"):
+        Tree.branching(widths)
+
+
 def test_rank_paths_as_papers_write_them() -> None:
     tree = Tree.from_ranks([[0], [1], [0, 0], [0, 1], [1, 0], [0, 0, 0]])
     assert tree.parents == (-1, -1, 0, 0, 1, 2)

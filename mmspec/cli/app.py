@@ -22,11 +22,11 @@ from mmspec.cli.output import Json
 
 IMAGE_MODEL = "zoo:image"  # default of commands about image tokens
 Modality = Annotated[str | None, typer.Option(help="If a model has several.")]
-Threads = Annotated[int | None, typer.Option(min=1, help="Processor threads to use.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads to use.")]
 Prompts = Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")]
-Count = Annotated[int, typer.Option(min=1, help="Number of bundled examples to time.")]
-Repeats = Annotated[int, typer.Option(min=1, help="Number of measurements.")]
-Seed = Annotated[int, typer.Option(min=0)]
+Count = Annotated[int, typer.Option(min=1, max=100_000, help="Number of bundled examples to time.")]
+Repeats = Annotated[int, typer.Option(min=1, max=10_000, help="Number of measurements.")]
+Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1)]
 Csv = Annotated[Path | None, typer.Option(help="Write the points as CSV.")]
 Answers = StrEnum("Answers", ["target", "data"])
 VisualSlots = StrEnum("VisualSlots", ["placeholder", "fused", "hidden"])
@@ -106,11 +106,18 @@ def compressors(json: Json = False) -> None:
 )
 def certify(
     recipe: Annotated[str, typer.Argument(help="One of `mmspec recipes`.")],
-    prompts: Annotated[int, typer.Option(min=1, help="Prompts for greedy equality.")] = 20,
-    seeds: Annotated[int, typer.Option(min=1, help="Seeds for sampled equality.")] = 50,
-    samples: Annotated[int, typer.Option(min=500, help="Samples per frequency test.")] = 6000,
+    prompts: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Prompts for greedy equality.")
+    ] = 20,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=100_000, help="Seeds for sampled equality.")
+    ] = 50,
+    samples: Annotated[
+        int, typer.Option(min=500, max=10**7, help="Samples per frequency test.")
+    ] = 6000,
     seed: Annotated[
-        int, typer.Option(min=0, help="Selects the prompts; samples use seeds 0, 1, ...")
+        int,
+        typer.Option(min=0, max=2**63 - 1, help="Selects the prompts; samples use seeds 0, 1, ..."),
     ] = 0,
 ) -> None:
     """Test whether a recipe is exact. Exit code 1 if its claim is refuted."""
@@ -122,7 +129,7 @@ def bench(
     context: typer.Context,
     prompt: Prompts = None,
     prompts: Count = 16,
-    batch: Annotated[int, typer.Option(min=1, help="Prompts per batch.")] = 1,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Prompts per batch.")] = 1,
     repeats: Repeats = 5,
     peers: Annotated[
         bool, typer.Option(help="Measure the library's own speculative decoding.")
@@ -165,7 +172,8 @@ def overlap(
     prompts: Count = 4,
     repeats: Repeats = 3,
     window: Annotated[
-        list[int] | None, typer.Option(help="Tokens drafted per target forward; repeatable.")
+        list[int] | None,
+        typer.Option(max=1024, help="Tokens drafted per target forward; repeatable."),
     ] = None,
     refill: Annotated[
         bool, typer.Option("--refill", help="After a rejection wait for a whole window.")
@@ -200,12 +208,14 @@ def compare_compressors(
 @measure.command("views")
 def views(
     shape: Annotated[str, typer.Option(help="A decoder, of `bench scale --shape list`.")] = "small",
-    visual: Annotated[list[int] | None, typer.Option(help="Visual tokens; repeatable.")] = None,
+    visual: Annotated[
+        list[int] | None, typer.Option(max=1 << 20, help="Visual tokens; repeatable.")
+    ] = None,
     tokens: Annotated[
         list[int] | None, typer.Option(help="How many of them a draft reads; repeatable.")
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 4,
-    rounds: Annotated[int, typer.Option(min=1, help="Rounds per context.")] = 8,
+    length: Annotated[int, typer.Option(min=1, max=1024, help="Drafted tokens per round.")] = 4,
+    rounds: Annotated[int, typer.Option(min=1, max=10_000, help="Rounds per context.")] = 8,
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     seed: Seed = 0,
     threads: Threads = None,
@@ -219,13 +229,13 @@ def views(
 @measure.command("scale")
 def scale(
     shape: Annotated[str, typer.Option(help="A published shape; `--shape list` names them.")],
-    context: Annotated[list[int] | None, typer.Option(help="Prompt lengths.")] = None,
+    context: Annotated[list[int] | None, typer.Option(max=1 << 20, help="Prompt lengths.")] = None,
     acceptance: Annotated[
         list[float] | None, typer.Option(help="Probabilities that a drafted token is accepted.")
     ] = None,
-    length: Annotated[int, typer.Option(min=1, help="Drafted tokens per round.")] = 5,
-    max_new_tokens: Annotated[int, typer.Option(min=8)] = 128,
-    batch: Annotated[int, typer.Option(min=1)] = 1,
+    length: Annotated[int, typer.Option(min=1, max=1024, help="Drafted tokens per round.")] = 5,
+    max_new_tokens: Annotated[int, typer.Option(min=8, max=1 << 16)] = 128,
+    batch: Annotated[int, typer.Option(min=1, max=4096)] = 1,
     repeats: Repeats = 3,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, ...; default: the fastest.")
@@ -266,9 +276,9 @@ def train(
     cache: Annotated[
         Path | None, typer.Option(help="A new folder to cache the target's states in.")
     ] = None,
-    steps: Annotated[int, typer.Option(min=1)] = 2000,
-    batch: Annotated[int, typer.Option(min=1, help="Questions per batch.")] = 8,
-    accumulate: Annotated[int, typer.Option(min=1, help="Batches per step.")] = 1,
+    steps: Annotated[int, typer.Option(min=1, max=10**8)] = 2000,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Questions per batch.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, max=4096, help="Batches per step.")] = 1,
     rate: Annotated[
         float | None, typer.Option(min=0, help="Peak learning rate; default: the recipe's.")
     ] = None,
@@ -283,9 +293,14 @@ def train(
         int, typer.Option(min=1, help="Held-out questions for acceptance, at most a fifth.")
     ] = 32,
     every: Annotated[int, typer.Option(min=1, help="Steps between measured checkpoints.")] = 100,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Maximal tokens of an answer.")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=2, max=1 << 16, help="Maximal tokens of an answer.")
+    ] = 128,
     max_length: Annotated[
-        int, typer.Option(min=4, help="Maximal tokens of an example; longer ones are skipped.")
+        int,
+        typer.Option(
+            min=4, max=1 << 20, help="Maximal tokens of an example; longer ones are skipped."
+        ),
     ] = 2048,
     temperature: Annotated[float, typer.Option(min=0, help="Of the target's answers.")] = 0.0,
     seed: Seed = 0,
@@ -320,14 +335,16 @@ def phrases(
     out: Annotated[
         Path | None, typer.Option(help="File to write; default: in the model's folder.")
     ] = None,
-    pictures: Annotated[int, typer.Option(min=1, help="Number of images.")] = 256,
+    pictures: Annotated[int, typer.Option(min=1, max=10**6, help="Number of images.")] = 256,
     prompt: Annotated[
         list[str] | None, typer.Option(help="Prompts, used in turns; default: the bundled ones.")
     ] = None,
-    merges: Annotated[int, typer.Option(min=0, help="Maximal number of phrases.")] = 1000,
-    longest: Annotated[int, typer.Option(min=2, help="Maximal codes of a phrase.")] = 4,
+    merges: Annotated[
+        int, typer.Option(min=0, max=10**6, help="Maximal number of phrases.")
+    ] = 1000,
+    longest: Annotated[int, typer.Option(min=2, max=64, help="Maximal codes of a phrase.")] = 4,
     least: Annotated[int, typer.Option(min=1, help="Minimal count of a pair.")] = 2,
-    batch: Annotated[int, typer.Option(min=1, help="Images per batch.")] = 16,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Images per batch.")] = 16,
 ) -> None:
     """Generate images and collect frequent runs of codes, for recipe sjd-pv."""
 

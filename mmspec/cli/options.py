@@ -8,7 +8,6 @@ here imports torch.
 from __future__ import annotations
 
 import inspect
-import json
 import math
 import re
 from collections import Counter
@@ -23,6 +22,7 @@ from typer.core import TyperGroup
 
 from mmspec import registry
 from mmspec.cli.output import print_error
+from mmspec.errors import parse_json
 from mmspec.modality import Modality, setting
 
 # options that a modality may have as parts of `accelerate`
@@ -51,8 +51,8 @@ class ModelOptions:
         "repeatable.",
         option="--set",
     )
-    seed: int = setting(0, "Seed of all noise.", min=0)
-    threads: int | None = setting(None, "Processor threads to use.", min=1)
+    seed: int = setting(0, "Seed of all noise.", min=0, max=2**63 - 1)
+    threads: int | None = setting(None, "Processor threads to use.", min=1, max=1024)
     trust_remote_code: bool = setting(False, "Run code from the model's folder.")
     json: bool = setting(False, "Print one JSON document on stdout.")
     length: str | None = setting(None, "Draft length: a number, auto, entropy, ...")
@@ -177,8 +177,9 @@ def run_function(function: str, *args: Any, **given: Any) -> None:
 def _model_option(one: Field[Any], hint: Any, default: Any) -> inspect.Parameter:
     """The option of a field of `ModelOptions`."""
     panel = "Drafting (where the modality has it)" if one.name in PARTS else "Model"
-    minimum, name = one.metadata.get("min"), one.metadata.get("option", flag(one.name))
-    about = typer.Option(name, help=one.metadata["help"], min=minimum, rich_help_panel=panel)
+    limits = {name: one.metadata.get(name) for name in ("min", "max")}
+    name = one.metadata.get("option", flag(one.name))
+    about = typer.Option(name, help=one.metadata["help"], rich_help_panel=panel, **limits)
     made: Any = Annotated[hint, about]
     kind = inspect.Parameter.KEYWORD_ONLY
     return inspect.Parameter(one.name, kind, default=default, annotation=made)
@@ -259,8 +260,8 @@ def parse_pairs(pairs: list[str] | tuple[()]) -> dict[str, Any]:
         if not name or not value:
             raise ValueError(f"--set {pair} gives no value; give NAME=VALUE, as in --set order=2")
         try:
-            found[name] = json.loads(value)
-        except json.JSONDecodeError:
+            found[name] = parse_json(value)
+        except ValueError:
             found[name] = math.inf if value == "inf" else value
     return found
 

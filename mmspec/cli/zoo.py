@@ -56,8 +56,10 @@ def train(
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; default: the folder of the bundled model.")
     ] = None,
-    steps: Annotated[int | None, typer.Option(min=1, help="Steps of every stage at most.")] = None,
-    seed: Annotated[int, typer.Option(min=0)] = 0,
+    steps: Annotated[
+        int | None, typer.Option(min=1, max=10**8, help="Steps of every stage at most.")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing model.")] = False,
     json: Json = False,
 ) -> None:

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from mmspec.errors import check_vocabulary
+from mmspec.errors import check_is_file, check_vocabulary
 
 Metric = Literal["raw", "normalised"]
 METRICS: tuple[Metric, ...] = ("raw", "normalised")
@@ -193,6 +193,7 @@ class Neighbours(CodeTokens):
         """
         remedy = "write one with Codebook.neighbours(k).save(file)"
         try:
+            check_is_file(Path(file))
             with safe_open(file, framework="pt") as source:
                 metadata = source.metadata() or {}
                 if not {"vocabulary", "metric", "fingerprint"} <= set(metadata):

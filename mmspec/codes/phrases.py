@@ -13,6 +13,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from mmspec.errors import check_is_file
+
 Phrase = tuple[int, ...]
 
 
@@ -83,6 +85,7 @@ class Phrases:
     def load(cls, file: str | Path) -> Phrases:
         """Read a library written by `save`. Raises ValueError for another file."""
         try:
+            check_is_file(Path(file))
             saved = load_file(str(file))
         except (OSError, SafetensorError) as error:
             raise ValueError(

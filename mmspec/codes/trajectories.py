@@ -12,6 +12,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mmspec.errors import check_is_file
+
 FILE = "trajectories.safetensors"
 
 
@@ -68,6 +70,7 @@ class Trajectories:
         path = Path(folder)
         path = path / FILE if path.is_dir() else path
         try:
+            check_is_file(path)
             with safe_open(path, framework="pt") as file:
                 found = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
             states = found.get("states")

@@ -10,7 +10,6 @@ ones, have the same fingerprint. Vocabularies are read from tokenizer files with
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,8 @@ import torch
 from huggingface_hub import try_to_load_from_cache
 from torch import Tensor
 from transformers import PreTrainedModel
+
+from mmspec.errors import parse_json
 
 if TYPE_CHECKING:
     from mmspec.targets.readers.reader import Reader
@@ -161,7 +162,7 @@ def _file(name: str) -> Path | None:
 def _table(content: bytes) -> dict[str, int]:
     """Return tokens and their ids; empty for damaged files and other kinds."""
     try:
-        made = json.loads(content)
+        made = parse_json(content)
         words, added = made["model"]["vocab"], made.get("added_tokens", [])
         table = words if isinstance(words, dict) else {w: n for n, (w, _) in enumerate(words)}
         return table | {one["content"]: one["id"] for one in added}

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from mmspec.errors import check_is_file, parse_json
+
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
+MAX_JSON_BYTES = 64 << 20
+# the largest value of a key that counts modules, which are made one by one
+MODULE_COUNTS = {
+    re.compile(r"(^|_)(layers?|blocks?|depths?)$"): 2000,
+    re.compile(r"(^|_)(experts|heads|codebooks|labels|stages)$"): 100_000,
+}
 _LENGTH = 8  # bytes of the header length of a safetensors file
 
 Shape = tuple[int, ...]
@@ -27,12 +35,53 @@ def check_folder_exists(name: str, description: str = "model") -> None:
             f"there is no {description} folder {name or repr(name)}; give a folder, a hub name or "
             "zoo:NAME"
         )
+    if path.is_dir():
+        _check_files(path)
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse pipes, and configurations of absurdly many modules. Raises ValueError.
+
+    Of a pipeline, the folders of its parts are checked, too.
+    """
+    parts = [one for one in folder.iterdir() if one.is_dir()]
+    for home in (folder, *(parts if (folder / "model_index.json").is_file() else ())):
+        for file in home.iterdir():
+            check_is_file(file)
+        if (home / "config.json").is_file():
+            check_module_counts(read_json(home / "config.json"), home / "config.json")
+
+
+def check_module_counts(content: Mapping[str, Any], file: Path) -> None:
+    """Refuse more layers, experts or others than any model has. Raises ValueError."""
+    for name, value in _numbers(content):
+        for pattern, most in MODULE_COUNTS.items():
+            if value > most and pattern.search(name):
+                raise ValueError(
+                    f"{file} requires {name}={value}, and at most {most} are supported; copy it "
+                    "again"
+                )
+
+
+def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
+    """All numbers in a configuration, those in lists included, with their keys."""
+    for name, value in content.items():
+        if isinstance(value, Mapping):
+            yield from _numbers(value)
+        for one in value if isinstance(value, list) else [value]:
+            if isinstance(one, Mapping):
+                yield from _numbers(one)
+            elif isinstance(one, int | float):
+                yield name, one
 
 
 def read_json(file: Path) -> dict[str, Any]:
-    """Read a JSON object. Raises ValueError naming the file where it is damaged."""
+    """Read a JSON object. Raises ValueError naming the file where it is damaged or too large."""
+    check_is_file(file)
+    if file.is_file() and file.stat().st_size > MAX_JSON_BYTES:
+        raise ValueError(f"{file} has more than {MAX_JSON_BYTES >> 20} MiB; copy it again")
     try:
-        content = json.loads(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ValueError(f"{file} is damaged ({error}); copy or download it again") from error
     if not isinstance(content, dict):
@@ -98,7 +147,7 @@ def _shapes(file: Path) -> dict[str, Shape]:
         if size < _LENGTH or length > size - _LENGTH:
             raise ValueError(f"{file} is empty or cut off ({size} bytes); copy it again")
         try:
-            header = json.loads(stream.read(length))
+            header = parse_json(stream.read(length))
             entries = {name: one for name, one in header.items() if name != "__metadata__"}
             ends = [int(one["data_offsets"][1]) for one in entries.values()]
             shapes = {name: tuple(map(int, one["shape"])) for name, one in entries.items()}

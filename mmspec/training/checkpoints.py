@@ -15,6 +15,8 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from mmspec.errors import check_is_file, parse_json
+
 KEY = "mmspec"
 
 
@@ -43,8 +45,9 @@ def read(
 ) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Read a checkpoint, or only some of its tensors. Raises ValueError for a damaged file."""
     try:
+        check_is_file(file)
         with safe_open(file, "pt") as stored:
-            content = json.loads(stored.metadata()[KEY])
+            content = parse_json(stored.metadata()[KEY])
             selected = list(stored.keys()) if names is None else names
             return {name: stored.get_tensor(name) for name in selected}, content
     except (OSError, SafetensorError, KeyError, TypeError, ValueError) as error:

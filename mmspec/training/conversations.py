@@ -12,11 +12,12 @@ turn is a separate question, with the previous turns of the data as its prefix.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from mmspec.errors import parse_json
 
 MARK = "<image>"  # position of an image in a text
 ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
@@ -101,7 +102,7 @@ def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Mapping[str, Any]]]:
                     continue
                 place = f"{file}:{number}"
                 try:
-                    row = json.loads(line)
+                    row = parse_json(line)
                 except ValueError as error:
                     raise ValueError(f"{place} is not JSON ({error}); correct that line") from error
                 if not isinstance(row, Mapping):

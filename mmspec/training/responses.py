@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from mmspec.errors import parse_json
 from mmspec.training.conversations import Question
 from mmspec.training.fitting import TrainingProgress, silent
 
@@ -65,7 +66,7 @@ def read_responses(file: Path) -> list[Response]:
     if file.is_file():
         for line in file.read_bytes().split(b"\n")[:-1]:
             try:
-                one = json.loads(line)
+                one = parse_json(line)
                 response = Response(**{**one, "tokens": tuple(one["tokens"])})
             except (ValueError, TypeError, KeyError):
                 break

@@ -54,7 +54,11 @@ class ImageSettings:
         writes=(".gif", ".webp"),
     )
     pictures: int = setting(
-        128, "Number of images that are scored; 0 = those that are timed.", min=0, only="bench"
+        128,
+        "Number of images that are scored; 0 = those that are timed.",
+        min=0,
+        max=100_000,
+        only="bench",
     )
 
 

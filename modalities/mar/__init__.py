@@ -26,7 +26,11 @@ class MarSettings:
     last_noise: bool = setting(True, "Noise in the head's last step, which exact recipes need.")
     grid: str | None = setting(None, "A grid of images, as in 4x4.", only="generate")
     pictures: int = setting(
-        128, "Number of images that are scored; 0 = those that are timed.", min=0, only="bench"
+        128,
+        "Number of images that are scored; 0 = those that are timed.",
+        min=0,
+        max=100_000,
+        only="bench",
     )
 
 

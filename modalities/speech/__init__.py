@@ -77,7 +77,9 @@ class RecognitionSettings:
         choices=("transcribe", "translate"),
     )
     timestamps: bool = setting(False, "Return start and end times (Whisper).")
-    max_new_tokens: int | None = setting(None, "Maximum new tokens, per 30 seconds.", min=1)
+    max_new_tokens: int | None = setting(
+        None, "Maximum new tokens, per 30 seconds.", min=1, max=1 << 16
+    )
     temperature: float = setting(0.0, "0 is greedy.", min=0)
 
 
@@ -86,8 +88,10 @@ class VoiceSettings:
     """Speaker, duration and sampling; defaults are the model's own."""
 
     voice: str | None = setting(None, "A speaker by name, where the model has several.")
-    max_new_tokens: int | None = setting(None, "Maximum number of codes or frames.", min=1)
-    seconds: float | None = setting(None, "Maximum duration in seconds.", min=0)
+    max_new_tokens: int | None = setting(
+        None, "Maximum number of codes or frames.", min=1, max=1 << 16
+    )
+    seconds: float | None = setting(None, "Maximum duration in seconds.", min=0, max=86400)
     temperature: float | None = setting(None, "0 is greedy.", min=0)
     top_k: int | None = setting(None, "Sample from the k most likely codes only.", min=1)
     top_p: float | None = setting(None, "Sample from the most likely codes of this mass.", min=0)

@@ -27,10 +27,10 @@ class PolicySettings:
     world: str = setting("table", "An environment of mmspec.modalities.vla.worlds.")
     instruction: str | None = setting(None, "The instruction; default: of the environment.")
     steps: int | None = setting(
-        None, "Maximum steps of an episode; default: of the environment.", min=1
+        None, "Maximum steps of an episode; default: of the environment.", min=1, max=100_000
     )
     episodes: int | None = setting(
-        None, "Number of paired episodes, in place of --prompts.", min=1, only="bench"
+        None, "Number of paired episodes, in place of --prompts.", min=1, max=100_000, only="bench"
     )
     unnorm_key: str | None = setting(None, "The data set whose action statistics are used.")
     deadline_ms: float | None = setting(None, "Time limit per action in milliseconds.", min=0.001)

@@ -23,7 +23,7 @@ class LanguageSettings:
     video: str | None = setting(None, "A video file, a folder of images, or zoo:clip.")
     frames: int | None = setting(None, "Evenly spread frames of the video; default: 16.", min=1)
     fps: float | None = setting(None, "Frames of the video per second, instead of --frames.")
-    max_new_tokens: int = setting(64, "Maximum number of new tokens.", min=1)
+    max_new_tokens: int = setting(64, "Maximum number of new tokens.", min=1, max=1 << 16)
     temperature: float = setting(0.0, "0 is greedy.", min=0)
     kind: str | None = setting(
         None,

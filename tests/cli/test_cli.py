@@ -209,6 +209,18 @@ def test_a_picture_is_described(
             "length='\u00b2' is not a draft length",
         ),
         (("generate", "--prompt", "x", "--max-new-tokens", "0"), "max_new_tokens=0 is too small"),
+        (("bench", "views", "--length", "999999999999"), "'--length': Input should be less than"),
+        (("bench", "views", "--visual", "999999999999"), "'--visual': Input should be less than"),
+        (("generate", "--prompt", "x", "--threads", f"{10**18}"), "less than or equal to 1024"),
+        (
+            (
+                *("generate", "--prompt", "x", "--model", "TEXT", "--drafter", "TEXT"),
+                *("--recipe", "spec-infer", "--tree", "999999999999"),
+            ),
+            "tree=[999999999999] has more than 4096 nodes",
+        ),
+        (("doctor", "DEEP"), "requires num_hidden_layers=1000000000, and at most 2000"),
+        (("generate", "--prompt", "x", "--model", "PIPE"), "config.json is a pipe or a device"),
     ],
 )
 def test_errors_are_one_line(
@@ -216,8 +228,14 @@ def test_errors_are_one_line(
     message: str,
     capsys: pytest.CaptureFixture[str],
     folders: dict[str, str],
+    tmp_path: Path,
 ) -> None:
+    for name in ("deep", "pipe"):
+        (tmp_path / name).mkdir()
+    os.mkfifo(tmp_path / "pipe" / "config.json")
+    (tmp_path / "deep" / "config.json").write_text('{"num_hidden_layers": 1000000000}')
     names = {"TEXT": folders["text"], "OTHER": folders["other"], "VLM": folders["vlm"]}
+    names |= {"DEEP": str(tmp_path / "deep"), "PIPE": str(tmp_path / "pipe")}
     _, line = fail(capsys, *(names.get(word, word) for word in arguments))
     assert message in line
 

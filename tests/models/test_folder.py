@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -66,6 +67,53 @@ def test_json_is_an_object(tmp_path: Path) -> None:
             read_json(file)
     file.write_text('{"a": 1}')
     assert read_json(file) == {"a": 1}
+
+
+def test_nesting_and_size_are_limited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "config.json"
+    file.write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
+    with pytest.raises(ValueError, match="nested too deeply"):
+        read_json(file)
+    monkeypatch.setattr("mmspec.models.folder.MAX_JSON_BYTES", 1 << 10)
+    with pytest.raises(ValueError, match="has more than"):
+        read_json(file)
+
+
+@pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])
+def test_pipes_are_not_waited_for(tmp_path: Path, name: str) -> None:
+    os.mkfifo(tmp_path / name)
+    for read in (lambda: check_folder_exists(str(tmp_path)), lambda: read_json(tmp_path / name)):
+        with pytest.raises(ValueError, match=f"{name} is a pipe or a device"):
+            read()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        {"num_hidden_layers": 10**9},
+        {"text_config": {"n_layer": 1e9}},
+        {"depths": [2, 2, 10**9]},
+        {"backbones": [{"num_local_experts": 10**6}]},
+    ],
+    ids=str,
+)
+def test_more_modules_than_any_model_has_are_refused(
+    tmp_path: Path, content: dict[str, object]
+) -> None:
+    part = tmp_path / "unet"
+    part.mkdir()
+    (part / "config.json").write_text(json.dumps(content))
+    check_folder_exists(str(tmp_path))  # none of its files
+    (tmp_path / "model_index.json").write_text("{}")
+    for folder in (tmp_path, part):
+        with pytest.raises(ValueError, match=r"unet/config.json requires \w+=1.*and at most"):
+            check_folder_exists(str(folder))
+
+
+def test_large_sizes_are_no_counts(tmp_path: Path) -> None:
+    content = {"num_hidden_layers": 126, "block_size": 8192, "vocab_size": 10**6, "rope_theta": 1e9}
+    (tmp_path / "config.json").write_text(json.dumps(content))
+    check_folder_exists(str(tmp_path))
 
 
 def test_names_of_the_hub_are_no_missing_folders(tmp_path: Path) -> None:

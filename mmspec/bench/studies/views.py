@@ -84,9 +84,11 @@ def views(
     Raises ValueError for counts out of range and unknown shapes.
     """
     for count in visual:
-        check_number("visual", count, 1, whole=True, example=512)
+        check_number("visual", count, 1, 1 << 20, whole=True, example=512)
     for count in tokens:
         check_number("tokens", count, 0, whole=True, example=64)
+    check_number("length", length, 1, 1024, whole=True, example=4)
+    check_number("rounds", rounds, 1, 10_000, whole=True, example=8)
     place = torch.device(device)
     room = (rounds + 2) * (length + 1)
     positions = BEFORE + max(visual) + AFTER + room

@@ -16,6 +16,7 @@ from typing import Any
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import Length
 from mmspec.drafters.lookup.prompt_lookup import length_of, pad_chains
+from mmspec.errors import check_is_file, parse_json
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
 
@@ -79,7 +80,8 @@ class TokenMap:
     def load(cls, path: str | Path) -> TokenMap:
         """Read what `save` wrote. Raises ValueError for other content."""
         try:
-            content = json.loads(Path(path).read_text(encoding="utf-8"))
+            check_is_file(Path(path))
+            content = parse_json(Path(path).read_text(encoding="utf-8"))
             table = {tuple(map(int, key)): tuple(map(int, rest)) for key, rest in content["table"]}
             return cls(int(content["longest"]), table)
         except (OSError, ValueError, KeyError, TypeError) as error:

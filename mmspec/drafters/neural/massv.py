@@ -17,6 +17,8 @@ from mmspec.drafters.neural.draft_inputs import (
     target_features,
 )
 from mmspec.drafters.neural.small_model import SmallModel, SmallModelKind, build_autoregressive
+from mmspec.errors import explain_load_errors
+from mmspec.models.folder import read_json
 from mmspec.recipe import Kit
 from mmspec.targets.readers.reader import Reader
 
@@ -74,8 +76,10 @@ def load_projector(folder: str | Path) -> Projector:
             f"{folder} has no {WEIGHTS} and {CONFIG}; train them with `mmspec train massv "
             f"--drafter {folder}`, or give projector="
         )
-    projector = Projector(**json.loads((folder / CONFIG).read_text()))
-    projector.load_state_dict(load_file(folder / WEIGHTS))
+    widths = read_json(folder / CONFIG)
+    with explain_load_errors(folder, "projector"):
+        projector = Projector(**widths)
+        projector.load_state_dict(load_file(folder / WEIGHTS))
     return projector.eval().requires_grad_(False)
 
 

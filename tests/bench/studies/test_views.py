@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from mmspec.bench.studies.views import views
@@ -21,6 +23,13 @@ def test_it_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     asked = ("bench", "views", "--shape", "probe", "--visual", "16", "--tokens", "4")
     found = run(capsys, *asked, "--rounds", "1", "--length", "2")
     assert [(one["visual"], one["tokens"]) for one in found["points"]] == [(16, 4), (16, None)]
+
+
+@pytest.mark.parametrize("name", ["length", "rounds", "visual", "tokens"])
+def test_counts_have_limits(name: str) -> None:
+    wrong: Any = {name: [-1] if name in ("visual", "tokens") else 10**12}
+    with pytest.raises(ValueError, match=f"{name}=.* must be a whole number of at least"):
+        views("probe", **wrong)
 
 
 @pytest.mark.slow
