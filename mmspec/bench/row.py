@@ -134,7 +134,8 @@ def _forwards(found: Measurements, name: str) -> dict[str, Any]:
     own, plain = (found.efficiencies.get(one) for one in (name, found.reference))
     if own is None:
         return {}
-    ideal = {} if plain is None else {"ideal_speedup": plain.forwards / own.forwards}
+    has_both = plain is not None and own.forwards > 0
+    ideal = {"ideal_speedup": plain.forwards / own.forwards} if has_both else {}
     return {"engine_efficiency": own.share, **ideal}
 
 

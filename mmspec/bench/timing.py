@@ -36,12 +36,17 @@ class Timings:
         return [seconds / max(self.count, 1) for seconds in self.run_seconds]
 
     def decode_seconds_per_token(self) -> list[float]:
-        """Seconds per token after the first of each row, less the time of a one-token run."""
-        if not self.first_token_seconds:
+        """Seconds per token after the first of each row, less the time of a one-token run.
+
+        Empty where decoding takes no time that can be told from that run's: without further tokens
+        or target calls, or with a repeat that took less.
+        """
+        count = self.count - self.num_first_tokens
+        if not self.first_token_seconds or count < 1 or not any(one.calls for one in self.results):
             return []
         pairs = zip(self.run_seconds, self.first_token_seconds, strict=True)
-        count = max(self.count - self.num_first_tokens, 1)
-        return [max(seconds - first, 1e-9) / count for seconds, first in pairs]
+        spent = [seconds - first for seconds, first in pairs]
+        return [seconds / count for seconds in spent] if min(spent) > 0 else []
 
 
 @dataclass(frozen=True)
@@ -62,9 +67,11 @@ class Ratio:
 
     @classmethod
     def of(cls, above: Sequence[float], below: Sequence[float]) -> Ratio | None:
-        """None where either side has no measurements."""
-        values = [a / b for a, b in zip(above, below, strict=True)] if above and below else []
-        return cls(median(values), min(values), max(values)) if values else None
+        """None where either side has no measurements, or a clock that did not move."""
+        if not above or not below or min(below) <= 0:
+            return None
+        values = [a / b for a, b in zip(above, below, strict=True)]
+        return cls(median(values), min(values), max(values))
 
     @property
     def spread(self) -> list[float]:

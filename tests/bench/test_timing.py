@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from mmspec.bench.timing import Ratio, time_runners
+from mmspec.bench.timing import Ratio, Timings, time_runners
 from mmspec.modality import RunResult
 
 REQUESTS = [{"number": 0}, {"number": 1}]
@@ -45,13 +45,23 @@ def test_first_tokens_are_optional() -> None:
     timed = time_runners({name: LoggingRunner(name, []) for name in "ab"}, REQUESTS, 2)
     with_first, without = timed.timings["a"], timed.timings["b"]
     assert (with_first.num_first_tokens, with_first.count) == (2, 8)
-    later, whole = with_first.decode_seconds_per_token(), with_first.run_seconds
-    assert later == [
-        pytest.approx(max(seconds - first, 1e-9) / 6)
-        for seconds, first in zip(whole, with_first.first_token_seconds, strict=True)
-    ]
     assert (without.first_token_seconds, without.decode_seconds_per_token()) == ([], [])
-    assert Ratio.of(later, without.decode_seconds_per_token()) is None
+    with_first.run_seconds, with_first.first_token_seconds = [7.0, 8.0], [1.0, 5.0]
+    assert with_first.decode_seconds_per_token() == [1.0, 0.5]
+
+
+@pytest.mark.parametrize(
+    ("first", "count", "calls"),
+    [([2.0, 1.0], 4, 3), ([2.5, 1.0], 4, 3), ([1.0, 1.0], 1, 3), ([1.0, 1.0], 4, 0)],
+    ids=["as long", "longer", "one token", "no call after the prompt's"],
+)
+def test_decoding_that_takes_no_time_has_no_speed(
+    first: list[float], count: int, calls: int
+) -> None:
+    timed = Timings([2.0, 2.0], first, 1, [RunResult(None, count, calls)])
+    assert timed.decode_seconds_per_token() == []
+    assert Ratio.of([1.0], timed.decode_seconds_per_token()) is None
+    assert Ratio.of([1.0, 1.0], [1.0, 0.0]) is None
 
 
 def test_only_runners_in_may_fail_may_fail() -> None:

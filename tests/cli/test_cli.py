@@ -155,6 +155,13 @@ def test_a_picture_is_described(
         (("bench", "scale", "--shape", "gpt-9"), "known shapes"),
         (("bench", "overlap", "--model", "VLM", "--window", "1"), "--window 1 is too small"),
         (("bench", "overlap", "--model", "VLM"), "needs a draft model"),
+        (
+            (
+                *("bench", "overlap", "--model", "TEXT", "--drafter", "TEXT", "--prompt", "w5"),
+                *("--repeats", "1", "--max-new-tokens", "1"),
+            ),
+            "allow more --max-new-tokens",
+        ),
         (("bench", "views", "--shape", "gpt-9"), "known shapes"),
         (("bench", "views", "--shape", "tiny", "--visual", "0"), "visual=0 must be a whole number"),
         (

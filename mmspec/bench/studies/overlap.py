@@ -157,6 +157,8 @@ class _TimedRun:
 def _point(
     window: int, refill: int, plain: _TimedRun, waits: _TimedRun, ahead: _TimedRun
 ) -> OverlapPoint:
+    if not waits.calls or not ahead.calls:
+        raise ValueError("all answers ended with the prompt's token; allow more --max-new-tokens")
     drafted = sum(max(one.drafted) for one in waits.rounds)
     step, verify = plain.mean("verify", plain.calls), waits.mean("verify", waits.calls)
     costs = ComponentCosts(waits.mean("draft", drafted), step, max(verify - step, 0.0) / window)

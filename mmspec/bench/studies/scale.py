@@ -15,7 +15,7 @@ from mmspec.bench.efficiency import run_and_replay
 from mmspec.bench.reporting import Progress, Report, describe_environment, dtype_name, silent
 from mmspec.bench.row import tokens_per_target_call
 from mmspec.bench.studies.shapes import FixedLength, build_model, random_prompt
-from mmspec.bench.timing import time_run
+from mmspec.bench.timing import Ratio, time_run
 from mmspec.drafters.oracle import Oracle
 from mmspec.errors import check_number
 
@@ -34,7 +34,7 @@ class ScalePoint:
     engine_efficiency: float
     tokens_per_target_call: float
     speedup_end_to_end: float  # over generate()
-    speedup_decode: float  # over plain decoding in this loop, without prefill
+    speedup_decode: float | None  # over plain decoding in this loop, without prefill
     ideal_speedup: float  # forwards of plain decoding over these, without prefill
     milliseconds_per_token: float
     host_milliseconds_per_round: float
@@ -108,7 +108,7 @@ class _Measured:
 
     @property
     def decode_wall(self) -> float:
-        return max(self.wall - self.first, 1e-9)
+        return self.wall - self.first
 
 
 def _measure(
@@ -139,13 +139,14 @@ def _point(
 ) -> ScalePoint:
     alone = found.prefill + found.decode
     count = sum(map(len, tokens))
+    faster = Ratio.of([bare.decode_wall], [found.decode_wall]) if bare.decode_wall > 0 else None
     return ScalePoint(
         context,
         rate,
         alone / found.wall,
         found.tokens_per_call,
         base / found.wall,
-        bare.decode_wall / found.decode_wall,
+        None if faster is None else faster.median,
         bare.decode / found.decode,
         1e3 * found.wall / count,
         1e3 * (found.wall - alone) / max(found.calls, 1),
