@@ -2,14 +2,50 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import wraps
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
+import diffusers
 import torch
-from diffusers import PixArtAlphaPipeline, PixArtTransformer2DModel
+from diffusers import AutoencoderTiny, PixArtTransformer2DModel
 
 from mmspec.modality import Entry
 from mmspec.zoo.catalogue import load_pretrained
+
+
+def _own_size_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """A call of PixArt whose images have the network's own size and whose captions are as given."""
+    defaults = {"use_resolution_binning": False, "clean_caption": False}
+    form = signature(call)
+    parameters = [
+        one.replace(default=defaults.get(name, one.default))
+        for name, one in form.parameters.items()
+    ]
+
+    @wraps(call)
+    def run(self: Any, *args: Any, **arguments: Any) -> Any:
+        return call(self, *args, **defaults | arguments)
+
+    run.__signature__ = form.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return run
+
+
+class PixArtAlphaPipeline(diffusers.PixArtAlphaPipeline):
+    """PixArt with the bundled parts: a tiny autoencoder, and images of a single small size.
+
+    It has the name of its base, so that diffusers loads what it saves.
+    """
+
+    def __init__(
+        self, tokenizer: Any, text_encoder: Any, vae: AutoencoderTiny, transformer: Any,
+        scheduler: Any,
+    ) -> None:  # fmt: skip
+        super().__init__(tokenizer, text_encoder, vae, transformer, scheduler)
+
+    __call__ = _own_size_call(diffusers.PixArtAlphaPipeline.__call__)
 
 
 def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:

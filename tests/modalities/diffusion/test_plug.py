@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import torch
 from diffusers import DiffusionPipeline
 
 import mmspec
+from mmspec import zoo
 from mmspec.drafters.denoising.small_denoiser import pipeline_with_network
 from mmspec.drafters.denoising.window import Window
 from mmspec.modalities.diffusion import plug
@@ -76,3 +78,32 @@ def test_a_pipeline_that_was_read_by_path_is_saved_by_name(tmp_path: Path) -> No
     written = json.loads((tmp_path / "fast" / "mmspec.json").read_text())
     assert written["target"] == str(tmp_path / "pipe")
     assert mmspec.load(tmp_path / "fast").recipe.name == "asd"
+
+
+def test_the_bundled_pipeline_needs_no_switches(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """PixArt bins sizes unless told not to, and knows no autoencoder but its own."""
+    loggers = [
+        logging.getLogger(f"diffusers.{name}") for name in ("pipelines", "configuration_utils")
+    ]
+    for one in loggers:
+        one.addHandler(caplog.handler)
+    try:
+        pipe = zoo.load("diffusion")
+    finally:
+        for one in loggers:
+            one.removeHandler(caplog.handler)
+    assert caplog.messages == []
+    pipe.set_progress_bar_config(disable=True)
+    given = {"num_inference_steps": 2, "output_type": "np"}
+    own = pipe("a red circle", generator=torch.Generator().manual_seed(0), **given).images
+    same = {"use_resolution_binning": False, "clean_caption": False}
+    given["generator"] = torch.Generator().manual_seed(0)
+    assert (pipe("a red circle", **given, **same).images == own).all()
+    fast: Any = mmspec.accelerate(pipe)
+    assert fast("a red circle", num_inference_steps=3, seed=0).stats.num_new_tokens == 3
+    with pytest.raises(ValueError, match="Invalid sample size"):
+        pipe("a red circle", use_resolution_binning=True)
+    pipe.save_pretrained(tmp_path)
+    assert type(DiffusionPipeline.from_pretrained(tmp_path)).__module__.startswith("diffusers.")

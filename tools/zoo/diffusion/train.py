@@ -124,8 +124,8 @@ TRAINER = CheckpointTrainer(
     about="""\
 Generates the Scene world of the `mmspec` zoo in 48 x 48 pixels: one to three coloured
 shapes or written digits on a board of nine places. An example prompt is "a large red
-circle in the top left corner and a small blue star in the center". The pipeline has
-a single size, so call it with `use_resolution_binning=False`.
+circle in the top left corner and a small blue star in the center". Its images
+have a single size: where diffusers loads it, call it with `use_resolution_binning=False`.
 
 Autoencoder, text encoder and denoiser are trained on scenes, one after the other. The drafter is
 trained to predict what the target's denoiser predicts.
