@@ -255,7 +255,7 @@ def _expand_radius(
             "single one"
         )
     for one in given:
-        if one != float("inf"):
+        if not (isinstance(one, float) and one == float("inf")):
             check_number("radius", one, 0, example=9)
     return [float(one) for one in given]
 

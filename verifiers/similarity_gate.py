@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,8 +39,8 @@ class SimilarityGate(Gate):
         check_number("theta", self.theta, example=0.9)
         check_number("eta", self.eta, 0, 1, example=0.1)
         check_number("most_skips", self.max_skips, 1, whole=True, example=4)
-        if not self.delta >= 0:
-            raise ValueError(f"delta={self.delta} is not a distance; give 0 or more")
+        if not (isinstance(self.delta, float) and self.delta == math.inf):
+            check_number("delta", self.delta, 0, example=0.5)
 
     @classmethod
     def from_store(
@@ -51,7 +52,9 @@ class SimilarityGate(Gate):
     ) -> SimilarityGate:
         """Take missing thresholds from a store: 0.9 quantiles of matches between episodes."""
         if theta is not None and delta is not None:
+            check_number("theta", theta, example=0.9)
             return cls(theta, delta, min(theta, -1.0), max_skips=max_skips)
+        cls(0.0 if theta is None else theta, 0.0 if delta is None else delta, max_skips=max_skips)
         similarity, distance = store.nearest_matches
         theta = float(similarity.quantile(0.9)) if theta is None else theta
         delta = float(distance.quantile(0.9)) if delta is None else delta

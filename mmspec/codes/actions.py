@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmspec.errors import is_integer
+
 CARTESIAN = ("x", "y", "z", "roll", "pitch", "yaw")
 GROUPS = ("position", "rotation", "gripper")
 
@@ -231,6 +233,12 @@ class ActionSpace:
 
         Raises ValueError for a component that does not exist.
         """
+        is_list = isinstance(strict, Sequence) and not isinstance(strict, str | bytes)
+        if not is_list or not all(is_integer(one) for one in strict):
+            raise ValueError(
+                f"strict={strict!r} is not a list of components; give numbers from 0 to "
+                f"{self.size - 1}, such as [6]"
+            )
         unknown = sorted(set(strict) - set(range(self.size)))
         if unknown:
             raise ValueError(

@@ -224,14 +224,19 @@ def _translate_aliases(arguments: Mapping[str, Any]) -> dict[str, Any]:
 
 def _read_image_sizes(sizes: Any) -> tuple[int, int]:
     """The rows and columns in the processor's output, which must be equal for all prompts."""
-    found = {tuple(size) for size in torch.as_tensor(sizes).tolist()}
-    if len(found) > 1:
+    rows = sizes.tolist() if isinstance(sizes, Tensor) else sizes
+    is_list = isinstance(rows, list | tuple) and all(map(_is_pair, rows))
+    if not is_list or len(found := {tuple(size) for size in rows}) != 1:
         raise ValueError(
-            f"image_sizes={sorted(found)} differ, but images of one call have one size; use one "
-            "call for each size"
+            f"image_sizes={format_value(sizes)} are not one size; images of one call have one "
+            "size: give (height, width) per prompt, as the processor does"
         )
     height, width = found.pop()
     return int(height), int(width)
+
+
+def _is_pair(size: Any) -> bool:
+    return isinstance(size, list | tuple) and len(size) == 2 and all(map(is_integer, size))
 
 
 def _tokenize_arguments(
@@ -306,8 +311,7 @@ def build_grid(family: ImageFamily, given: Any) -> Grid:
     size = family.size if given is None else given
     if size is None:
         raise ValueError(f"{family.name} has no default size; give grid=(height, width) in codes")
-    is_pair = isinstance(size, tuple | list) and len(size) == 2
-    if not is_pair or not all(is_integer(one) and one > 0 for one in size):
+    if not _is_pair(size) or min(size) < 1:
         raise ValueError(
             f"grid={given!r} is not a size; give (height, width) in codes, at least 1, or a Grid"
         )
@@ -363,8 +367,7 @@ def _repeat_rows(request: Mapping[str, Any], times: int) -> dict[str, Any]:
 def _check_num_return_sequences(given: Any) -> int:
     """The number of images per prompt."""
     times = 1 if given is None else given
-    if not is_integer(times) or times < 1:
-        raise ValueError(f"num_return_sequences={given!r} must be an integer of at least 1")
+    check_number("num_return_sequences", times, 1, whole=True)
     return int(times)
 
 

@@ -16,12 +16,14 @@ from mmspec.codes.episodes import Episode
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores, Verifier
+from mmspec.drafters.actions.kinematics import KinematicMetric
 from mmspec.trees import Tree
 from mmspec.verifiers.action_tolerance import ActionTolerance, FixedRadius
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.group_tolerance import GroupTolerance
 from mmspec.verifiers.kinematic_radius import KinematicRadius
 from mmspec.verifiers.scheduled_radius import ScheduledRadius
+from mmspec.verifiers.similarity_gate import SimilarityGate
 
 CODES = ActionCodes(60, 50)  # ids 10 .. 59
 CPU = torch.device("cpu")
@@ -275,6 +277,14 @@ def test_wrong_variants_are_found_out() -> None:
         (lambda: within(-1), "radius=-1 must be a number"),
         (lambda: within([1, 2]), "2 radii for an action of 7 components"),
         (lambda: within({"position": 1}), "the groups of this action are position, rotation"),
+        (lambda: within(torch.zeros(0)), "radius=float32 .* must be a number"),
+        (lambda: SPACE.with_strict(0), "strict=0 is not a list of components"),
+        (lambda: SPACE.with_strict("x"), "strict='x' is not a list"),
+        (lambda: SPACE.with_strict([1.0]), "strict=.* give numbers from 0 to 6"),
+        (lambda: SimilarityGate(0.9, "x"), "delta='x' must be a number of at least 0"),
+        (lambda: SimilarityGate.from_store(None, "x", 1.0), "theta='x' must be a number"),
+        (lambda: SimilarityGate.from_store(None, [], None), r"theta=\[\] must be a number"),
+        (lambda: KinematicMetric.from_store(SPACE, None, 0), "window=0 must be a whole number"),
         (lambda: FixedRadius.from_options(SPACE, 1, "metres"), "metric='metres' is not known"),
         (lambda: GroupTolerance(SPACE, -1), "bias=-1 must be a number"),
         (lambda: GroupTolerance(SPACE, aggregate="mean"), "aggregate='mean' is not known"),

@@ -45,6 +45,7 @@ class KinematicMetric:
 
         Raises ValueError where no episode is long enough.
         """
+        check_number("window", window, 3, whole=True, example=15)  # points of a circle
         radii, lengths = list[Tensor](), list[Tensor]()
         for number in store.episodes.unique():
             points = _positions(space, store.actions[store.episodes == number])

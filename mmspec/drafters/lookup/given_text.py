@@ -14,6 +14,7 @@ from mmspec import _hf
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import Length
 from mmspec.drafters.lookup.prompt_lookup import copy_tokens, length_of, pad_chains
+from mmspec.errors import format_value
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
 
@@ -204,8 +205,8 @@ def given_text(kit: Kit) -> Drafter:
     tokenizer = _load_tokenizer(kit.options["processor"], str(model.config._name_or_path or ""))
     file, default = kit.options["draft_file"], None
     if file is not None:
-        if not Path(file).is_file():
-            raise ValueError(f"{file} does not exist; give draft_file= a text file")
+        if not isinstance(file, str | Path) or not Path(file).is_file():
+            raise ValueError(f"draft_file={format_value(file)} does not exist; give a text file")
         default = Path(file).read_text(encoding="utf-8")
     arguments = (
         kit.target.vocabulary,
@@ -221,7 +222,12 @@ def given_text(kit: Kit) -> Drafter:
 def _load_tokenizer(given: Any, source: str) -> Any:
     """The tokenizer given, that of a given processor, or the one in the target's folder."""
     if given is not None:
-        return vars(given).get("tokenizer", given)
+        if not callable(given):
+            raise ValueError(
+                f"processor={format_value(given)} has no tokenizer; give the model's own, from "
+                "AutoProcessor or AutoTokenizer"
+            )
+        return getattr(given, "tokenizer", given)
     if not (Path(source) / "tokenizer_config.json").is_file():
         return None
     return AutoTokenizer.from_pretrained(source)

@@ -31,6 +31,7 @@ from mmspec.drafters.neural.draft_inputs import (
 from mmspec.drafters.neural.small_model import SMALL_MODEL, build_autoregressive, waiting_block
 from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, Weighting
 from mmspec.drafters.shapes import Chain
+from mmspec.errors import format_value
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory, RowMemories
@@ -204,7 +205,13 @@ def evidence(log_probs: Sequence[Tensor], update: DraftUpdate) -> list[Evidence]
 
 def uniform_ensemble(kit: Kit) -> Drafter:
     """Views of one draft model, mixed with fixed weights (IbED)."""
-    weights = kit.options["weights"]
+    weights, views = kit.options["weights"], kit.options["views"]
+    is_list = isinstance(weights, list | tuple)
+    if weights is not None and not (is_list and len(weights) == len(views)):
+        raise ValueError(
+            f"weights={format_value(weights)} must be a list of {len(views)} numbers; give one for "
+            "each of views="
+        )
     return _ensemble(kit, FixedWeights(None if weights is None else tuple(weights)))
 
 

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from mmspec.errors import check_number
+
 
 class Weighting(Protocol):
     """Weights per batch row."""
@@ -38,8 +40,12 @@ class FixedWeights:
     learns: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if self.values is not None and (min(self.values) < 0 or sum(self.values) <= 0):
-            raise ValueError(f"weights {self.values} must be at least 0 and not all 0")
+        if self.values is None:
+            return
+        for one in self.values:
+            check_number("weights", one, 0, example=0.5)
+        if sum(self.values) <= 0:
+            raise ValueError(f"weights={self.values} are all 0; give one above 0")
 
     def begin(self, batch: int, members: int, device: torch.device) -> Tensor:
         values = (1.0,) * members if self.values is None else self.values

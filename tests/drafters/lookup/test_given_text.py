@@ -186,7 +186,9 @@ def test_a_tolerance_of_edits_says_what_the_text_says(model: Any) -> None:
         ({}, {"draft": [[0.5]]}, "a list of token ids below 48, not"),
         ({}, {"text": ["a"]}, "drafter_inputs has text, but this recipe drafts from a text"),
         ({"window": 0}, {}, "window=0 leaves nothing to match"),
-        ({"draft_file": "nowhere.md"}, {}, "nowhere.md does not exist; give draft_file="),
+        ({"draft_file": "nowhere.md"}, {}, "draft_file='nowhere.md' does not exist; give a text"),
+        ({"draft_file": 0}, {}, "draft_file=0 does not exist"),
+        ({"processor": "x"}, {}, "processor='x' has no tokenizer; give the model's own"),
     ],
 )
 def test_what_is_no_draft_is_refused(

@@ -165,6 +165,9 @@ def test_the_mixture_is_recorded_for_rejection(recipe: str, verifier: str) -> No
         ({"views": ["caption"]}, "must be a list out of pixels, nothing, pooled"),
         ({"views": []}, "must be a list"),
         ({"sees": "nothing"}, "has its own views"),
+        ({"weights": [1.0]}, r"weights=\[1.0\] must be a list of 3 numbers"),
+        ({"weights": 0.5}, "weights=0.5 must be a list"),
+        ({"weights": [None, 1, 1]}, "weights=None must be a number"),
     ],
 )
 def test_unknown_views_are_refused(parts: dict[str, Any], message: str) -> None:
@@ -173,7 +176,7 @@ def test_unknown_views_are_refused(parts: dict[str, Any], message: str) -> None:
 
 
 def test_bad_weights_are_refused() -> None:
-    with pytest.raises(ValueError, match="not all 0"):
+    with pytest.raises(ValueError, match="are all 0; give one above 0"):
         FixedWeights((0.0, 0.0))
     with pytest.raises(ValueError, match="2 weights were given for 3 members"):
         FixedWeights((1.0, 2.0)).begin(1, 3, torch.device("cpu"))

@@ -74,7 +74,10 @@ def test_emu3_s_documented_names_are_taken() -> None:
         ({"guidance": 3.0}, r"guidance_scale= and guidance= set the same option"),
         ({"image_sizes": [[2, 3], [3, 2]]}, "images of one call have one size"),
         ({"negative_prompt_ids": None}, "negative_prompt_ids=, which is missing"),
-        ({"num_return_sequences": 0}, "num_return_sequences=0 must be an integer of at least 1"),
+        ({"image_sizes": []}, r"image_sizes=\[\] are not one size"),
+        ({"image_sizes": {}}, r"image_sizes=\{\} are not one size"),
+        ({"image_sizes": torch.ones(1, 3)}, r"image_sizes=float32 \(1, 3\) are not one size"),
+        ({"num_return_sequences": 0}, "num_return_sequences=0 must be a whole number of at least"),
         (
             {
                 "negative_prompt_ids": None,
