@@ -38,7 +38,7 @@ class Stats:
     per_step_accepted: list[int]
     per_step_drafted: list[int]
     target_calls: int  # forwards of the target, prefill aside
-    tokens_per_target_call: float  # new tokens per row and call, the prefill's token aside
+    tokens_per_target_call: float  # per row and call, with a prefill only where it had a draft
     speculation_off_steps: int  # calls without any draft
     prefill_seconds: float
     draft_seconds: float
@@ -50,6 +50,7 @@ class Stats:
     over_accepted_mass: float | None = None  # mean per token; None = exact, or not measured
     unverified_tokens: int = 0  # accepted by a gate, without the target
     forecast_errors: list[tuple[int, float]] = field(default_factory=list)  # (step, error) checked
+    prefill_steps: int = 0  # of the steps, those of the prefill, which is none of `target_calls`
     skipped_work: float | None = None  # of forecasts: share of the network's operations
     first_audio_ms: float | None = None  # of speech: time to the first audio
     jitter_ms: float | None = None  # standard deviation of the time between pieces of audio
@@ -81,6 +82,7 @@ class Ledger:
     excess: float | None = None
     network_rows: int = 0
     unverified: int = 0
+    prefill_steps: int = 0
 
     def add(self, round_: Round) -> None:
         """Count one round."""
@@ -100,6 +102,7 @@ class Ledger:
             self.called_tokens += len(tokens)
             self.row_calls += 1
             if drafted:
+                self.prefill_steps += not round_.calls and not round_.index
                 self.accepted.append(accepted)
                 self.drafted.append(drafted)
                 self.depths.append(min(round_.depth, drafted))
@@ -155,6 +158,7 @@ class Ledger:
                 None if self.excess is None else _share(self.excess, self.called_tokens)
             ),
             unverified_tokens=self.unverified,
+            prefill_steps=self.prefill_steps,
         )
 
 

@@ -49,6 +49,14 @@ def test_plain_decoding_is_one_token_per_call() -> None:
     assert found.total_seconds == pytest.approx(1 + 5 * 0.75)
 
 
+def test_a_prefill_that_verifies_is_reported_and_no_call() -> None:
+    opened = make_round([(4, 4, 5), (4, 1, 2)], index=0, calls=0)
+    found = collect(opened, make_round([(0, 0, 0), (2, 2, 3)]))
+    assert (found.prefill_steps, found.num_spec_steps, found.target_calls) == (2, 3, 1)
+    assert found.tokens_per_target_call == pytest.approx(10 / 3)
+    assert collect(prefill(), make_round([(2, 1, 2)])).prefill_steps == 0
+
+
 def test_counts_of_chains() -> None:
     found = collect(prefill(2), make_round([(3, 3, 4), (3, 0, 1)]), make_round([(3, 1, 2)] * 2))
     assert (found.num_draft_tokens, found.num_accepted_draft_tokens) == (12, 5)

@@ -27,6 +27,7 @@ class Row(Report):
     exact: bool | None = None  # whether the recipe claims the target's distribution
     drafter: str | None = None
     calls: float | None = None  # target calls per request, without the prefill
+    prefill_steps: float | None = None  # per request: rows whose draft the prefill verified
     fewer_calls: float | None = None  # calls of plain decoding over calls
     fewer_calls_error: float | None = None  # over requests
     speedup_end_to_end: float | None = None  # over the first baseline
@@ -150,6 +151,7 @@ def _speculation(stats: Sequence[Stats], results: Sequence[RunResult]) -> dict[s
         "acceptance_histogram": acceptance_histogram(stats),
         "draft_acceptance_rate": accepted / drafted if drafted else 0.0,
         "tokens_per_target_call": tokens_per_target_call(stats),
+        "prefill_steps": fmean(one.prefill_steps for one in stats),
         **{f"{part}_share": share for part, share in time_shares(stats).items()},
         "distance": over_accepted_mass(all_stats),
         "unverified_share": unverified / max(sum(one.num_new_tokens for one in stats), 1),

@@ -179,6 +179,7 @@ def _cells(row: Row) -> dict[str, Any]:
         "output": None if row.exact is None else "exact" if row.exact else "lossy",
         "drafter": row.drafter,
         "target calls": row.calls,
+        "drafts in the prefill": row.prefill_steps or None,  # verified by it, none of the calls
         "fewer": _fewer(row),
         "speed-up": _ratio(row, "speedup_end_to_end"),
         "decoding only": _ratio(row, "speedup_decode"),

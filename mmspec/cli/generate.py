@@ -26,6 +26,8 @@ COMPARED = (  # columns of a row that are reported for a single output
     *("spread", "distance", "network_rows", "qualities", "extras"),
 )
 
+CALLS = "target calls after the prefill"
+
 
 def run(options: ModelOptions, prompt: str, out: Path | None, compare: bool, repeats: int) -> None:
     """Generate, print or write the output, and measure it beside the library's generate()."""
@@ -133,7 +135,7 @@ def _speed(document: dict[str, Any]) -> list[tuple[str, Any]]:
         if document[name] is not None
     ]
     rows += [
-        ("target calls: plain, method", [document["calls_plain"], document["calls"]]),
+        (f"{CALLS}: plain, method", [document["calls_plain"], document["calls"]]),
         (f"identical to {over}", document["identical_to_generate"]),
         ("identical to plain decoding with this seed", document["identical_to_plain"]),
         ("distance from the target, per token", document["distance"]),
@@ -154,8 +156,9 @@ def _run(document: dict[str, Any], stats: Stats) -> list[tuple[str, Any]]:
     rows: list[tuple[str, Any]] = [
         ("mean acceptance length", stats.mean_acceptance_length),
         ("acceptance rate of drafts", format_percent(stats.draft_acceptance_rate)),
-        ("tokens per target call", stats.tokens_per_target_call),
-        ("new tokens, target calls", [stats.num_new_tokens, stats.target_calls]),
+        ("tokens per target call", stats.tokens_per_target_call or None),
+        (f"new tokens, {CALLS}", [stats.num_new_tokens, stats.target_calls]),
+        ("drafts verified by the prefill", stats.prefill_steps or None),
         ("network rows", stats.network_rows or None),
         ("prefill, draft, verify, host", ", ".join(map(format_percent, shares))),
         ("drafter saw", stats.drafter_saw),

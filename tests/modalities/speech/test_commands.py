@@ -53,6 +53,7 @@ def test_generate_writes_what_it_hears_and_draws_its_rounds(
     drafted = ["--drafter", there["small"], "--recipe", "whisper-assisted", "--no-compare"]
     again = run(capsys, *asked, *drafted)
     assert (again["text"], again["stats"]["drafter_saw"]) == (found["text"], "encoder")
+    assert again["stats"]["prefill_steps"] == 1  # Whisper reads its prompt with the first draft
 
 
 def test_doctor_knows_a_pair(there: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
