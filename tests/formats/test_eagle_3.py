@@ -9,12 +9,13 @@ from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn.functional import silu
 from torch.testing import assert_close
 
 from mmspec import formats
+from mmspec.formats.eagle_3 import IDS
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 
 H, V, INNER, KEPT, SLOTS, HEAD_DIM = 32, 48, 40, 12, 9, 8
@@ -225,6 +226,47 @@ def test_settings_of_another_format_are_refused(
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ValueError, match=message):
         formats.convert(name, [tmp_path])
+
+
+def change_file(
+    folder: Path, drop: str = "", config: dict[str, Any] | None = None, **new: Any
+) -> None:
+    """Change a published folder; `new` weights have `__` for dots."""
+    file, weights = folder / "config.json", load_file(folder / "model.safetensors")
+    file.write_text(json.dumps(json.loads(file.read_text()) | (config or {})))
+    weights.pop(drop, None)
+    changes = {name.replace("__", "."): one for name, one in new.items()}
+    save_file(weights | changes, folder / "model.safetensors")
+
+
+def test_a_map_without_its_mask_is_read(tmp_path: Path) -> None:
+    formats.export("eagle-3", make_head(), tmp_path)
+    change_file(tmp_path, drop="t2d")
+    assert formats.convert("eagle-3", [tmp_path]).token_ids.tolist() == TOKENS
+
+
+def test_sizes_are_those_of_the_weights(tmp_path: Path) -> None:
+    """Two tapped layers; engines read the size of the draft vocabulary."""
+    head = make_head(tapped_layers=[1, 3, 5])
+    formats.export("vllm", head, tmp_path)
+    assert json.loads((tmp_path / "config.json").read_text())["draft_vocab_size"] == KEPT
+    narrow = torch.randn(H, 2 * H)
+    change_file(tmp_path, config={"eagle_config": {IDS: [1, 5]}}, fc__weight=narrow)
+    found = formats.convert("vllm", [tmp_path])
+    assert found.config.tapped_layers == [1, 5]
+    ours = {**head.state_dict(), "fc.weight": narrow}
+    assert found.state_dict().keys() == ours.keys()
+    assert all(torch.equal(one, ours[name]) for name, one in found.state_dict().items())
+
+
+def test_a_target_as_wide_as_the_head_lends_its_embeddings(tmp_path: Path) -> None:
+    """Whatever table the file holds."""
+    formats.export("eagle-3", make_head(), tmp_path)
+    wide = {"target_hidden_size": H}
+    change_file(tmp_path, config=wide, embed_tokens__weight=torch.zeros(V, H))
+    found = formats.convert("eagle-3", [tmp_path])
+    assert found.config.target_hidden_size is None
+    assert found.embeddings is None
 
 
 @pytest.mark.parametrize("case", CONVENTIONS)

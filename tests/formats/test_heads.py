@@ -338,6 +338,8 @@ def _changed(folder: Path, change: Callable[[dict[str, Tensor]], Any]) -> None:
         (lambda one: one["d2t"].fill_(V), "d2t maps to tokens 48 to 59, but the target has 48"),
         (lambda one: one["t2d"].logical_not_(), "d2t and t2d hold different tokens"),
         (lambda one: (one["d2t"].fill_(-1), one.pop("t2d")), "d2t maps to tokens -1 to 10"),
+        (lambda one: (one["d2t"].fill_(-99), one.pop("t2d")), "d2t maps to tokens -99 to -88"),
+        (lambda one: (one["d2t"].fill_(V - 11), one.pop("t2d")), "d2t maps to tokens 37 to 48"),
     ],
 )
 def test_what_is_damaged_is_refused(change: Any, said: str, tmp_path: Path) -> None:

@@ -10,7 +10,6 @@ from torch import Tensor
 
 import mmspec
 from mmspec.codes.ctc import PrefixScorer
-from mmspec.drafters.neural.masked_ctc import MaskedTranscript, token_confidences
 from tests.covering import covering, exhaustive
 from tests.toys import granite
 
@@ -106,26 +105,6 @@ def test_what_is_ruled_out_is_not_written() -> None:
     longer = new(asked(request, weight=1.0, most=granite.SIZE, least=10), request)
     assert len(longer) >= 10
     assert granite.END not in longer[:9]
-
-
-def test_a_span_behind_a_mask_is_proposed_until_its_first_token_is_written() -> None:
-    transcript = MaskedTranscript([5, 6, 7, 8, 9], [False, False, True, False, False])
-    assert transcript.next_span(whole=True) == [5, 6, 7, 8, 9]
-    transcript.learn(2)  # 5 6 and something else
-    assert transcript.masked == [False, False, True, False, False]
-    assert transcript.next_span(whole=False) == [8, 9]
-    transcript.learn(0)  # not yet
-    assert transcript.masked[3] is False
-    assert transcript.next_span(whole=False) == [8, 9]
-    transcript.learn(1)  # 8, and then something else than 9
-    assert transcript.masked[4] is True
-    assert transcript.next_span(whole=False) == []
-
-
-def test_tokens_are_as_sure_as_their_least_sure_letter() -> None:
-    sure = [0.1, 0.9, 0.8, 0.7]
-    assert token_confidences([[97, 98], [99]], [32, 97, 98, 99], sure) == [0.8, 0.7]
-    assert token_confidences([[97], [99]], [97, 98, 99, 100], sure) == [0.1, 0.1]
 
 
 def test_what_does_not_fit_is_refused() -> None:

@@ -8,12 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import Tensor
 
 from mmspec import recipes
 from mmspec.models.compatibility import fingerprint
 from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, required_features
-from mmspec.training.heads import TrainingExample
+from mmspec.training.heads import TrainingExample, read_example
 from mmspec.training.trainable import DrafterTraining
 from tests import toys
 from tests.covering import exhaustive
@@ -92,6 +94,51 @@ def test_positions_on_three_axes_come_back(tmp_path: Path) -> None:
     assert losses[1] == losses[2]
     assert losses[1] == pytest.approx(losses[0], abs=1e-5)
     assert cache.tap == required_features(_training("eagle-3"), reader, trainer.head)
+
+
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_rows_are_the_targets_own(family: str, tmp_path: Path) -> None:
+    """Positions too: those after a short response go on as the target counts."""
+    reader = backbone(toys.model(family))
+    example, _ = greedy_example(toys.model(family), toys.inputs(family, batch=2, ragged=True), 5)
+    example.tokens[1, 3:] = -1
+    cache = FeatureCache(tmp_path, OWNER, None)
+    own = read_example(reader, example, "hidden")
+    read_example(reader, replace(example, cache=cache, questions=(4, 9)), "hidden")
+    cache.flush()
+    found = read_example(reader, replace(example, cache=cache, questions=(4, 9)), "hidden")
+    assert found.prompt.padding == tuple(own.prompt.padding)
+    assert torch.equal(found.prompt.tokens, own.prompt.tokens)  # type: ignore[arg-type]
+    assert torch.equal(found.next[own.real], own.next[own.real])
+    for row, pad in enumerate(own.prompt.padding):
+        end = own.prompt.embeds.shape[1] - (2 if row else 0)
+        for name in ("embeds", "features"):
+            ours, theirs = (getattr(one.prompt, name)[row, pad:end] for one in (found, own))
+            assert torch.equal(ours, theirs)
+        if own.prompt.positions is not None:
+            assert found.prompt.positions is not None
+            expected = own.prompt.positions[..., row, :].clone()
+            expected[..., :pad] = 0
+            assert torch.equal(found.prompt.positions[..., row, :], expected)
+
+
+def test_a_shard_is_written_once_it_is_full(tmp_path: Path) -> None:
+    model = toys.model("llava")
+    reader, first = backbone(model), _lessons(model, None)[1]
+    sizes = [(int(first.inputs["attention_mask"].sum()), first.tokens.shape[1])]
+    row = sum(one.nbytes for one in _cached_row(reader, first, tmp_path / "measured").values())
+    assert row == pytest.approx(cache_bytes(reader, "hidden", sizes), rel=0.25)
+    cache = FeatureCache(tmp_path / "own", OWNER, None, shard_bytes=2 * row)
+    for question, shards in ((0, 0), (0, 0), (1, 1), (1, 1), (2, 1), (0, 1), (3, 2)):
+        one = replace(first, questions=(question,))
+        cache.add((question,), read_example(reader, one, "hidden"), "hidden")
+        assert len(cache.shards) == shards
+
+
+def _cached_row(reader: Any, example: TrainingExample, folder: Path) -> dict[str, Tensor]:
+    cache = FeatureCache(folder, OWNER, None)
+    cache.add((0,), read_example(reader, example, "hidden"), "hidden")
+    return cache.waiting[0]
 
 
 def test_a_cache_of_something_else_is_refused(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 from torch.testing import assert_close
 
 from mmspec.drafters.neural.feature_head import tap_of
@@ -164,31 +163,3 @@ def test_a_vocabulary_is_chosen_by_what_is_said() -> None:
     assert head.t2d.nonzero()[:, 0].tolist() == [0, 1, 12, 40, 90]
     whole = EAGLE3.begin(reader, counts)
     assert "d2t" not in whole.state_dict()
-
-
-# --- losses ---------------------------------------------------------------------------------------
-
-
-def test_losses_by_hand() -> None:
-    said = torch.tensor([[0.0, 1.0, -1.0], [2.0, 0.0, 0.5]])
-    wanted = torch.tensor([[1.0, 0.0, 0.5], [0.0, 0.0, 3.0]])
-    p, q = wanted.softmax(-1), said.softmax(-1)
-    assert_close(losses.soft_cross_entropy(said, wanted), -(p * q.log()).sum(-1).mean())
-    assert_close(losses.total_variation(said, wanted), (p - q).abs().sum(-1).mean())
-    two = -(p[0, [0, 2]] * q[0, [0, 2]].log()).sum() - (p[1, [2, 0]] * q[1, [2, 0]].log()).sum()
-    assert_close(losses.top_cross_entropy(said, wanted, 2), two / 2)
-    assert_close(losses.top_cross_entropy(said, wanted, 9), losses.soft_cross_entropy(said, wanted))
-
-
-@pytest.mark.parametrize("count", [1, 2, 4, 9])
-def test_list_mle_is_the_chance_of_the_targets_order(count: int) -> None:
-    """Of drawing its likeliest tokens in their order, without putting any back."""
-    generator = torch.Generator().manual_seed(0)
-    said, wanted = torch.randn(2, 3, 5, generator=generator).unbind(0)
-    expected = []
-    for scores, distribution in zip(said, wanted, strict=True):
-        order = distribution.argsort(descending=True)[: min(count, 5)]
-        weights: Tensor = scores[order].exp()
-        chance = torch.stack([weights[at] / weights[at:].sum() for at in range(len(order))])
-        expected.append(-chance.log().sum())
-    assert_close(losses.list_mle(said, wanted, count), torch.stack(expected).mean())

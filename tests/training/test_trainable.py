@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Mapping
 from functools import lru_cache
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
 
 import mmspec
 from mmspec import recipes
 from mmspec.models.compatibility import KEY
+from mmspec.training.fitting import CosineDecay, ScheduledOptimizer
 from mmspec.training.head_trainer import HeadTrainer, ShuffledBatches, TrainingSettings
 from mmspec.training.heads import TrainingExample
 from tests import toys
@@ -106,3 +111,137 @@ def test_a_shuffle_shows_everything_once_and_keeps_sorts_apart() -> None:
         assert all(len({sorts[item] for item in batch}) == 1 for batch in epoch)
     assert epochs[0] != epochs[1]
     assert shuffle.at(3) == ShuffledBatches(sizes, sorts, batch=4, seed=1).at(3)  # also going back
+
+
+# --- stages, noise and batches of a trainer -------------------------------------------------------
+
+FIRST, SECOND = 3, 4  # steps of the stages
+
+
+class TwoWeights(nn.Module):
+    """One weight per stage."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = (nn.Parameter(torch.ones(2)) for _ in range(2))
+        self.config = SimpleNamespace()
+
+
+class TwoStages:
+    """Trains the first weight, then the second one, by a loss with noise."""
+
+    rate, reads_states = 0.1, False
+
+    def __init__(self) -> None:
+        self.noise: list[float] = []
+
+    def begin(self, target: Any, counts: Tensor, **changes: Any) -> nn.Module:
+        return TwoWeights()
+
+    def check(self, head: Any, reader: Any) -> None: ...
+
+    def load(self, *_: Any, **__: Any) -> nn.Module:
+        raise NotImplementedError
+
+    def loss(self, reader: Any, head: Any, example: Any) -> Tensor:
+        self.noise.append(float(torch.rand(())))
+        total: Tensor = ((head.first + 2 * head.second - self.noise[-1]) ** 2).sum()
+        return total
+
+    def stages(
+        self, head: Any, steps: int, rate: float, muon: bool = False
+    ) -> list[ScheduledOptimizer]:
+        return [
+            ScheduledOptimizer([head.first], CosineDecay(FIRST, rate)),
+            ScheduledOptimizer([head.second], CosineDecay(steps - FIRST, rate)),
+        ]
+
+    def parts(self, head: Any) -> Mapping[str, Any]:
+        return {"drafter": head}
+
+
+def trainer(**settings: Any) -> HeadTrainer:
+    how = TrainingSettings(**{"steps": FIRST + SECOND, "rate": 0.1, **settings})
+    return HeadTrainer(TwoStages(), backbone(toys.model("llama")), TwoWeights(), how)
+
+
+def take(made: HeadTrainer, steps: int, examples: int = 2) -> list[dict[str, Tensor]]:
+    """The weights after each step."""
+    example: Callable[[], Any] = lambda: None  # noqa: E731
+    found = []
+    for _ in range(steps):
+        made.step([example] * examples)
+        found.append({name: one.detach().clone() for name, one in made.head.named_parameters()})
+    return found
+
+
+def test_each_step_trains_the_weight_of_its_stage() -> None:
+    made = trainer()
+    before = {"first": torch.ones(2), "second": torch.ones(2)}
+    for step, after in enumerate(take(made, 10)):
+        moved = {name for name, one in after.items() if not torch.equal(one, before[name])}
+        assert moved == {"first" if step < FIRST else "second"}  # the last stage goes on
+        before = after
+    assert [stage.num_steps_done for stage in made.stages] == [FIRST, 7]
+    assert made.num_steps_done == 10
+
+
+@pytest.mark.parametrize("taken", [0, 2, 3, 5, 9])
+def test_a_restored_trainer_continues_in_its_stage(taken: int) -> None:
+    whole, cut, other = (trainer(ema=0.5) for _ in range(3))
+    expected = take(whole, taken + 3)[taken:]
+    take(cut, taken)
+    other.restore({name: one.clone() for name, one in cut.state().items()}, taken)
+    assert [one.num_steps_done for one in other.stages] == [min(taken, 3), max(taken - 3, 0)]
+    found = take(other, 3)
+    for ours, theirs in zip(found, expected, strict=True):
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+    assert all(torch.equal(other.average[name], one) for name, one in whole.average.items())
+
+
+def test_noise_is_that_of_seed_step_and_example() -> None:
+    """The caller's generator is left alone."""
+    made, other = trainer(seed=1), trainer(seed=2)
+    state = torch.get_rng_state()
+    take(made, 3, examples=3)
+    assert torch.equal(torch.get_rng_state(), state)
+    take(other, 3, examples=3)
+    assert len({*made.training.noise, *other.training.noise}) == 18  # type: ignore[attr-defined]
+
+
+def test_averaged_weights_follow_by_one_minus_the_decay() -> None:
+    made = trainer(ema=0.75)
+    expected = torch.ones(2)
+    for after in take(made, 3):
+        expected = 0.75 * expected + 0.25 * after["first"]
+    assert torch.allclose(made.average["first"], expected)
+    head = made.trained_head()
+    assert torch.equal(head.first, made.average["first"])
+    assert not head.training
+    assert made.head.training
+    plain = trainer()
+    (after,) = take(plain, 1)
+    assert plain.average == {}
+    assert torch.equal(plain.trained_head().first, after["first"])
+
+
+@pytest.mark.parametrize("count", [32, 50])
+def test_items_of_a_batch_have_similar_sizes(count: int) -> None:
+    """Eight batches are sorted together: neighbours where there are no more."""
+    sizes = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
+    batches = ShuffledBatches(sizes, [False] * count, batch=4).batches
+    assert len(batches) == math.ceil(count / 4)
+    spread = [max(own) - min(own) for own in ([sizes[item] for item in one] for one in batches)]
+    if count == 32:
+        assert spread == [3] * 8
+    assert sum(spread) / len(spread) < count / 6  # of four at random: 3 / 5
+    assert ShuffledBatches(sizes, [False] * count, batch=4, seed=1).batches != batches
+
+
+def test_a_batch_number_counts_over_epochs() -> None:
+    """Also going back, whichever was asked for before."""
+    made = ShuffledBatches(list(range(20)), [False] * 20, batch=4)
+    first = [made.at(number) for number in range(10)]
+    for epoch in (first[:5], first[5:]):
+        assert sorted(item for batch in epoch for item in batch) == list(range(20))
+    assert [made.at(number) for number in (7, 2, 9, 0)] == [first[at] for at in (7, 2, 9, 0)]

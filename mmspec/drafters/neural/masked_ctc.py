@@ -45,7 +45,6 @@ class MaskedTranscript:
             self.at, self.is_open = self.at + accepted, False
         if refused and not self.is_open:
             self.masked[self.at] = True
-        self.is_open = True  # one more token was added, whose position in the transcript is unknown
 
 
 @dataclass
@@ -139,7 +138,7 @@ def token_confidences(
     """
     joined = [label for token in spell for label in token]
     start = next(
-        (at for at in range(len(labels) + 1) if [*labels[at : at + len(joined)]] == joined), None
+        (at for at in range(len(labels)) if [*labels[at : at + len(joined)]] == joined), None
     )
     if start is None:
         return [min(each, default=1.0)] * len(spell)

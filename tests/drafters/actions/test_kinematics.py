@@ -52,6 +52,26 @@ def test_noise_moves_the_radius_little() -> None:
     assert float(circle_radius(arc(1.0, 3.0, 40) + noise)) == pytest.approx(1, abs=5e-3)
 
 
+def test_a_circle_is_fitted_to_distances_and_not_to_their_squares() -> None:
+    """As descent on the variance of the distances finds it; the noise is within the plane."""
+    noise = torch.randn(15, 2, generator=torch.Generator().manual_seed(2)).double() * 0.05
+    turn = torch.linspace(0, 2, 15, dtype=torch.float64)
+    flat = torch.stack((turn.cos(), turn.sin()), -1) + noise
+    centre = torch.zeros(2, dtype=torch.float64, requires_grad=True)
+    search = torch.optim.LBFGS([centre], max_iter=200, line_search_fn="strong_wolfe")
+
+    def loss() -> Tensor:
+        search.zero_grad()
+        spread: Tensor = (flat - centre).norm(dim=-1).var()
+        torch.autograd.backward(spread)
+        return spread
+
+    search.step(loss)  # type: ignore[arg-type]
+    expected = float((flat - centre).norm(dim=-1).mean().detach())
+    found = float(circle_radius(torch.cat((flat, torch.zeros(15, 1)), 1)))
+    assert found == pytest.approx(expected, rel=1e-5)
+
+
 def test_the_way_is_the_sum_of_steps() -> None:
     steps = torch.ones(11, 1).double() * torch.tensor([[3.0, 4.0]])
     assert float(path_length(steps.cumsum(0))) == pytest.approx(50)
