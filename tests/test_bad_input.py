@@ -321,6 +321,16 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         ),
         ["pixel_values is torch.sparse_coo", "pixel_values.to_dense()"],
     ),
+    "nested picture": (
+        lambda: generate(
+            "llava",
+            {
+                **toys.inputs("llava"),
+                "pixel_values": torch.nested.nested_tensor(list(torch.rand(1, 3, 16, 16))),
+            },
+        ),
+        ["pixel_values is nested", "give a plain tensor"],
+    ),
     "no room": (lambda: generate(max_new_tokens=0), ["max_new_tokens=0", "at least 1"]),
     "negative temperature": (
         lambda: generate(temperature=-1.0),

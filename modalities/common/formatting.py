@@ -16,6 +16,8 @@ from mmspec.registry import ZOO
 from mmspec.targets.readers.reader import Reader
 from mmspec.zoo import path
 
+MAX_PIXELS = 64_000_000  # of an image file
+
 
 def check_prompts(prompts: Sequence[str]) -> list[str]:
     """Return the prompts. Raises ValueError for an empty one."""
@@ -34,10 +36,14 @@ def parse_class(prompt: str) -> int:
 def open_image(source: str | Path) -> Image.Image:
     """Open an image file as RGB. Raises ValueError for a file that cannot be read."""
     try:
-        return Image.open(source).convert("RGB")
-    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        image = Image.open(source)
+        if image.width * image.height > MAX_PIXELS:
+            raise ValueError(f"{image.width} x {image.height} pixels")
+        return image.convert("RGB")
+    except Exception as error:  # damaged files raise whatever their decoder raises
         raise ValueError(
-            f"{source} is not an image that can be read ({error}); give a PNG or JPEG file"
+            f"{source} is not an image that can be read ({error}); give a PNG or JPEG file of at "
+            f"most {MAX_PIXELS / 1e6:g} million pixels"
         ) from error
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import struct
 import sys
 from pathlib import Path
@@ -165,6 +166,15 @@ def test_what_is_no_clip(source: Any, how: dict[str, Any], message: str) -> None
 def test_an_empty_folder_and_a_damaged_picture(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="holds no frames"):
         read(tmp_path)
-    (tmp_path / "a.png").write_bytes(b"no picture")
-    with pytest.raises(ValueError, match=r"a\.png is not an image that can be read"):
+    whole = io.BytesIO()
+    Image.effect_noise((64, 64), 9.0).save(whole, "PNG")
+    for content in (b"no picture", b"", whole.getvalue()[:2000]):
+        (tmp_path / "a.png").write_bytes(content)
+        with pytest.raises(ValueError, match=r"a\.png is not an image that can be read"):
+            read(tmp_path)
+
+
+def test_an_image_of_too_many_pixels_is_not_decoded(tmp_path: Path) -> None:
+    Image.new("1", (8001, 8000)).save(tmp_path / "a.png")
+    with pytest.raises(ValueError, match=r"8001 x 8000 pixels\); give .* at most 64 million"):
         read(tmp_path)
