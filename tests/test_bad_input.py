@@ -411,6 +411,14 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         lambda: generate(request=changed(input_ids=torch.rand(1, 4))),
         ["input_ids are torch.float32", "torch.int64"],
     ),
+    "picture without rows": (
+        lambda: generate("llava", {**toys.inputs("llava"), "pixel_values": torch.tensor(1.0)}),
+        ["pixel_values has no rows"],
+    ),
+    "encoded pictures that are none": (
+        lambda: generate("llava", {**toys.inputs("llava"), "mm_encoder_outputs": torch.ones(3)}),
+        ["mm_encoder_outputs=float32 (3,)"],
+    ),
     "ids without rows": (
         lambda: generate(request=changed(input_ids=torch.ones(4).long())),
         ["input_ids", "(4,)", "(rows, tokens)"],

@@ -59,7 +59,7 @@ from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, required_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 from mmspec.training.processes import Processes
-from mmspec.training.responses import Response, collect_responses
+from mmspec.training.responses import Response, collect_responses, read_responses
 
 STATE, ANSWERS = "checkpoint.safetensors", "answers.jsonl"
 SHOWN = 4  # reasons for what is left out
@@ -157,6 +157,7 @@ class _Training:
             self._begin()
         with show_progress(is_quiet) as bar:
             with self.processes.main_process_first():
+                self._report_missing_answers()
                 answers = collect_responses(
                     self.out / ANSWERS,
                     self.questions,
@@ -192,6 +193,17 @@ class _Training:
         if self.processes.is_first:
             self._report(trained_on, left_out)
         self.processes.wait()
+
+    def _report_missing_answers(self) -> None:
+        """Report answers that a checkpoint was trained on and that their file has lost."""
+        if not (self.out / STATE).is_file():
+            return
+        lost = len(self.questions) - len(read_responses(self.out / ANSWERS))
+        if lost:
+            print_error(
+                f"{self.out / ANSWERS} has lost {lost} of {len(self.questions)} answers that the "
+                "checkpoint beside it was trained on; they are generated again"
+            )
 
     def _cache(self, trained_on: Sequence[Response]) -> FeatureCache | None:
         """The feature cache; refused before anything is written if the disk is too small."""

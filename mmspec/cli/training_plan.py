@@ -12,6 +12,7 @@ import torch
 
 from mmspec import recipes
 from mmspec.cli.training_examples import initial_head
+from mmspec.errors import check_number
 from mmspec.recipe import Recipe
 from mmspec.training.conversations import Question
 from mmspec.training.feature_size import cache_bytes, required_features
@@ -52,6 +53,12 @@ class TrainOptions:
     trust_remote_code: bool = False
     dry_run: bool = False
     json: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises ValueError for rates and temperatures that are infinite or NaN."""
+        for name in ("rate", "ema", "temperature"):
+            if getattr(self, name) is not None:
+                check_number(f"--{name}", getattr(self, name), 0, example=1e-3)
 
 
 def get_trainable(name: str) -> Recipe:

@@ -12,6 +12,7 @@ turn is a separate question, with the previous turns of the data as its prefix.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,8 +148,18 @@ def _questions(row: Mapping[str, Any], place: str, number: int, root: Path) -> I
         after = turns[at + 1] if at + 1 < len(turns) else None
         is_answer = after is not None and after.role == "assistant"
         answer = "".join(filter(None, after.parts)) if after is not None and is_answer else None
-        images = tuple(root / one for one in pictures[:count])
+        images = tuple(_locate(one, root, place) for one in pictures[:count])
         yield Question(before, images, answer or None, place, number)
+
+
+def _locate(name: str, root: Path, place: str) -> Path:
+    """The file of an image. Raises ValueError for one outside of the folder of images."""
+    if not Path(os.path.abspath(root / name)).is_relative_to(os.path.abspath(root)):
+        raise ValueError(
+            f"{place} names the image {name}, which is outside of {root}; give --images a folder "
+            "that holds all of them"
+        )
+    return root / name
 
 
 def _turns(row: Mapping[str, Any], place: str, named: list[str]) -> Iterator[Turn]:

@@ -39,12 +39,20 @@ def open_image(source: str | Path) -> Image.Image:
         image = Image.open(source)
         if image.width * image.height > MAX_PIXELS:
             raise ValueError(f"{image.width} x {image.height} pixels")
-        return image.convert("RGB")
+        return convert_to_rgb(image)
     except Exception as error:  # damaged files raise whatever their decoder raises
         raise ValueError(
             f"{source} is not an image that can be read ({error}); give a PNG or JPEG file of at "
             f"most {MAX_PIXELS / 1e6:g} million pixels"
         ) from error
+
+
+def convert_to_rgb(image: Image.Image) -> Image.Image:
+    """The image as RGB; what is transparent is white, as on paper."""
+    if image.has_transparency_data:
+        seen = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", seen.size, "white"), seen)
+    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def load_processor(source: str, model: Any, sees: bool, trust_remote_code: bool = False) -> Any:

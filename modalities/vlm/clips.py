@@ -23,7 +23,7 @@ from torchvision.transforms.functional import pil_to_tensor
 from transformers.video_utils import VideoMetadata
 
 from mmspec._renamed import rename_attributes
-from mmspec.modalities.common.formatting import open_image
+from mmspec.modalities.common.formatting import convert_to_rgb, open_image
 from mmspec.modality import PICTURE_FILES
 
 DEFAULT_FRAMES = 16
@@ -144,7 +144,7 @@ def _stack_frames(name: str, pictures: Iterable[Any]) -> Tensor:  # (F, 3, rows,
                 f"{name} holds a {type(one).__name__}; give PIL images or image files, or one "
                 "tensor (frames, 3, rows, columns)"
             )
-        frames.append(pil_to_tensor(picture.convert("RGB")))
+        frames.append(pil_to_tensor(convert_to_rgb(picture)))
         if frames[-1].shape != frames[0].shape:
             first, other = (f"{one.shape[2]} x {one.shape[1]}" for one in (frames[0], frames[-1]))
             raise ValueError(

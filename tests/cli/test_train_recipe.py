@@ -140,6 +140,20 @@ def test_a_training_that_was_killed_ends_with_the_same_weights(
     assert "was made for another target than" in fail(capsys, *new)[1]
 
 
+def test_answers_that_are_lost_are_reported_and_made_again(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    command = _train_command(root, tmp_path, "--steps", "1", "--every", "1")
+    found, file = run(capsys, *command), tmp_path / "answers.jsonl"
+    whole = file.read_bytes()
+    file.write_bytes(whole[: len(whole) // 2])
+    assert main([*command, "--json"]) == 0
+    said = capsys.readouterr()
+    assert re.search(r"answers.jsonl has lost \d of 8 answers that", said.err)
+    assert file.read_bytes() == whole
+    assert json.loads(said.out)["history"] == found["history"]
+
+
 @pytest.mark.exhaustive
 def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -300,6 +314,11 @@ def test_nothing_is_lost_on_a_full_disk(
         ([{"prompt": "a", "answer": "b"}], "has one row; give two or more"),
         ([{"messages": [{"role": "tool", "content": "a"}]}], "a turn of 'tool'"),
         (["a"], "is a str, not an object"),
+        (
+            [{"prompt": "a", "image": "../data.jsonl"}],
+            r"names the image ../data.jsonl, which is outside of .*pictures; give --images",
+        ),
+        ([{"prompt": "a", "image": "/etc/hostname"}], "names the image /etc/hostname, which is ou"),
         ([], "holds no question"),
     ],
 )
@@ -342,6 +361,8 @@ def test_mistakes_are_one_line(
         (("--set", "intermediat_size=8"), "did you mean intermediate_size"),
         (("--set", "cat=8"), "a FeatureHeadConfig has no such part"),
         (("--seed", "-1"), "Invalid value for '--seed'"),
+        (("--rate", "inf"), "--rate=inf must be a number of at least 0"),
+        (("--temperature", "inf"), "--temperature=inf must be a number"),
     ],
 )
 def test_options_that_no_head_looks_at_are_refused(

@@ -177,7 +177,8 @@ def check_request(model: Any, family: Family, inputs: Mapping[str, Any]) -> None
     if ids is None or not family.placeholders:
         return
     marks = _marks(model, family, ids)
-    images += [name for name in ("mm_encoder_outputs",) if inputs.get(name)]
+    encoded = inputs.get("mm_encoder_outputs")
+    images += ["mm_encoder_outputs"] if isinstance(encoded, Mapping) and encoded else []
     if images and not bool(marks.any()):
         raise ValueError(
             "an image was given, but the prompt has no image token; build the prompt with the "

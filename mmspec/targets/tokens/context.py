@@ -315,7 +315,7 @@ def _check_kind(name: str, value: Any) -> None:
         raise ValueError(f"{name} is {value.layout}; give a dense tensor: {name}.to_dense()")
     if value.is_nested or value.is_quantized:
         raise ValueError(f"{name} is nested or quantized; give a plain tensor")
-    if not value.shape[0]:
+    if not value.dim() or not value.shape[0]:
         raise ValueError(f"{name} has no rows; give one per prompt")
     if name in MEDIA and not bool(torch.isfinite(value).all()):
         raise ValueError(

@@ -274,7 +274,7 @@ VALUE_CHECKS: Mapping[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("forced_bos_token_id", "bos_token_id", "pad_token_id"), _one_id),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), _positive),
     **dict.fromkeys(("temperature", "penalty_alpha", "guidance_scale"), check_number),
-    **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), _ids),
+    **dict.fromkeys(("eos_token_id", "forced_eos_token_id", "decoder_start_token_id"), _ids),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), _id_list),
     **dict.fromkeys(("do_sample", "use_cache", "return_dict_in_generate"), check_flag),
     **dict.fromkeys(("output_scores", "output_logits", "output_attentions"), check_flag),

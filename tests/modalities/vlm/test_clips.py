@@ -13,6 +13,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mmspec.modalities.common.formatting import convert_to_rgb, open_image
 from mmspec.modalities.vlm.clips import DEFAULT_FRAMES, processor_arguments, read, select_frames
 
 FRAMES, RATE_HZ = 30, 10
@@ -161,6 +162,16 @@ def test_without_pyav_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.Mon
 def test_what_is_no_clip(source: Any, how: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         read(source, **how)
+
+
+def test_what_is_transparent_is_white(tmp_path: Path) -> None:
+    seen = Image.new("RGBA", (4, 4), (0, 0, 0, 0))
+    seen.paste((255, 0, 0, 255), (0, 0, 2, 2))
+    seen.save(tmp_path / "a.png")
+    for picture in (open_image(tmp_path / "a.png"), convert_to_rgb(seen.convert("LA"))):
+        assert picture.getpixel((3, 3)) == (255, 255, 255)
+    assert open_image(tmp_path / "a.png").getpixel((0, 0)) == (255, 0, 0)
+    assert convert_to_rgb(seen.convert("RGB")).getpixel((3, 3)) == (0, 0, 0)
 
 
 def test_an_empty_folder_and_a_damaged_picture(tmp_path: Path) -> None:
