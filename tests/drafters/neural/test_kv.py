@@ -3,20 +3,36 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from itertools import groupby, product
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.testing import assert_close
 
 import mmspec
+from mmspec.compressors.farthest_point import FarthestPoint
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Kind
 from mmspec.drafters.lengths.length import Fixed
-from mmspec.drafters.neural.kv import Kv, SameKv, SparseKv, TextKv, kv_of, top_slots
+from mmspec.drafters.neural.draft_inputs import TargetFeatureInputs
+from mmspec.drafters.neural.kv import (
+    Kv,
+    PooledKv,
+    ProjectedKv,
+    SameKv,
+    SparseKv,
+    TextKv,
+    TokensKv,
+    kv_of,
+    split_images,
+    top_slots,
+)
 from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.drafters.shapes import Chain
+from mmspec.models.heads.aasd import KvProjector, run_means
 from mmspec.recipe import Kit
 from mmspec.recipes import get
 from mmspec.targets.memory import Memory, build_block
@@ -103,11 +119,13 @@ def test_views_of_clips_change_nothing(
         assert torch.equal(out.sequences, text)
 
 
-def prefill(family: str, kv: Kv, **which: Any) -> tuple[SharedBackbone, Context]:
+def prefill(
+    family: str, kv: Kv, request: dict[str, Tensor] | None = None, **which: Any
+) -> tuple[SharedBackbone, Context]:
     """The target as its own drafter, after a prompt."""
     backbone: Any = readers.backbone(target(family))
     drafter = SharedBackbone(backbone, kv=kv)
-    request = toys.inputs(family, **which)
+    request = toys.inputs(family, **which) if request is None else request
     noise = KeyedNoise.from_seed(0, len(request["input_ids"]), torch.device("cpu"), None)
     asked = Request(request, Sampling(), noise, ROOM)
     context = CausalTarget(backbone, drafter.required_features).prefill(asked)
@@ -249,6 +267,92 @@ def test_a_renewed_view_holds_what_the_newest_token_attends_to(family: str, batc
                 assert torch.equal(mine, held)
 
 
+def held(drafter: SharedBackbone, context: Context, layer: int, row: int) -> list[Tensor]:
+    """Keys and values (G, n, d) of a row of the drafter's view."""
+    view = drafter.begin(context)
+    assert view is not None
+    start, stop = view.memory.padding[row], view.memory.lengths[row]
+    own = view.memory.cache.layers[layer]
+    return [one[row, :, start:stop] for one in (own.keys, own.values)]
+
+
+def visual_runs(tokens: list[int]) -> list[list[int]]:
+    """Positions of every image in a row of tokens."""
+    groups = groupby(enumerate(tokens), key=lambda one: one[1] == toys.IMAGE)
+    return [[at for at, _ in own] for is_visual, own in groups if is_visual]
+
+
+@pytest.mark.parametrize("learned", [False, True], ids=["pooled", "projected"])
+@torch.no_grad()
+def test_pooled_images_stand_at_the_end_of_their_slots(learned: bool) -> None:
+    """Rows with two images, one and none; text and slots of other images stay as they are."""
+    count = 2
+    projector = KvProjector(2, count, 16)
+    torch.nn.init.normal_(projector.values)
+    kv = ProjectedKv(projector) if learned else PooledKv(count)
+    drafter, context = prefill("llava", kv, toys.unequal("llava"))
+    assert [len(visual_runs(tokens)) for tokens in context.history] == [2, 1, 0]
+    for layer, (row, tokens) in product(drafter.layers, enumerate(context.history)):
+        pad = context.padding[row]
+        own: Any = context.memory.cache.layers[layer]  # type: ignore[union-attr]
+        source = [one[row, :, pad : pad + len(tokens)] for one in (own.keys, own.values)]
+        keys, values = (list(one.unbind(1)) for one in source)
+        drop: list[int] = []
+        for image in visual_runs(tokens):
+            assert len(image) > count
+            means = run_means(count, len(image))
+            made = [means @ one[:, image] for one in source]
+            if learned:
+                made = list(projector(*(one[:, image] for one in source)))
+            drop += image[:-count]
+            for at, place in enumerate(image[-count:]):
+                keys[place], values[place] = made[0][:, at], made[1][:, at]
+        kept = [at for at in range(len(tokens)) if at not in drop]
+        for found, all_ in zip(held(drafter, context, layer, row), (keys, values), strict=True):
+            assert_close(found, torch.stack([all_[at] for at in kept], 1))
+
+
+def test_images_are_split_where_text_is_between_them() -> None:
+    parts = split_images(torch.tensor([2, 3, 4, 6, 7, 10]))
+    assert [one.tolist() for one in parts] == [[2, 3, 4], [6, 7], [10]]
+    assert split_images(torch.tensor([], dtype=torch.int64)) == []
+
+
+@torch.no_grad()
+def test_a_view_holds_the_tokens_that_a_compressor_keeps() -> None:
+    """And all of the text, in rows of any padding."""
+    reader: Any = readers.backbone(target("llava"))
+    features = TargetFeatureInputs(reader.feature_layout(), reader, FarthestPoint(0.4))
+    drafter, context = prefill("llava", TokensKv(features), batch=3, ragged=True)
+    assert len(set(context.padding)) == 3
+    images = features.compressed_images(context)
+    for layer, (row, tokens) in product(drafter.layers, enumerate(context.history)):
+        text = [at for at, token in enumerate(tokens) if token != toys.IMAGE]
+        (image,) = images[row]
+        assert 0 < len(image.positions) < len(tokens) - len(text)
+        kept = sorted([*text, *image.positions.tolist()])
+        own: Any = context.memory.cache.layers[layer]  # type: ignore[union-attr]
+        source = (one[row, :, context.padding[row] :][:, kept] for one in (own.keys, own.values))
+        assert all(map(torch.equal, held(drafter, context, layer, row), source))
+
+
+def test_a_view_of_no_fewer_tokens_is_the_cache_itself() -> None:
+    """At the number of visual tokens exactly; one less is a view."""
+    reader: Any = readers.backbone(target("llava"))
+    tokens = toys.inputs("llava")["input_ids"][0].tolist()
+    count = tokens.count(toys.IMAGE)
+    keep = TokensKv(TargetFeatureInputs(reader.feature_layout(), reader, FarthestPoint(1.0)))
+    for kv, is_view in (
+        (SparseKv(count), False),
+        (SparseKv(count - 1), True),
+        (PooledKv(count), False),
+        (PooledKv(count - 1), True),
+        (keep, False),
+    ):
+        drafter, context = prefill("llava", kv)
+        assert (drafter.begin(context) is not None) == is_view, kv
+
+
 @torch.no_grad()
 def test_text_alone_sees_no_picture() -> None:
     """Other visual keys and values, the same draft; with the dense cache another one."""
@@ -294,6 +398,7 @@ def test_a_view_goes_with_skipped_layers_and_early_exits() -> None:
             {"kv": "sparse:share=1.5"},
             "share=1.5 must be a number of at least 0 and",
         ),
+        ("std", {"kv": "pooled:tokens=0"}, "tokens=0 is not a number of means"),
         ("std", {"kv": "sparse:tokens=-1"}, "tokens=-1 is not a number of visual tokens"),
         ("std", {"kv": "tokens"}, "reads the tokens that a compressor keeps; give compressor="),
         (
