@@ -351,6 +351,10 @@ def test_a_view_of_no_fewer_tokens_is_the_cache_itself() -> None:
     ):
         drafter, context = prefill("llava", kv)
         assert (drafter.begin(context) is not None) == is_view, kv
+    drafter, context = prefill("llava", SparseKv(1), toys.unequal("llava"))
+    assert drafter.begin(context) is not None  # though a row has no image
+    drafter, context = prefill("llava", SparseKv(share=0.5))
+    assert held(drafter, context, 0, 0)[0].shape[1] == len(tokens) - count + count // 2
 
 
 @torch.no_grad()
