@@ -207,8 +207,11 @@ def _measure_loss(results: dict[str, list[PipelineResult]], name: str) -> str:
     """Compare the images of a lossy recipe with the reference images of the same noise."""
     own = "plain" if results[name][0].rounds else "pipeline"
     pair = (np.stack([_to_array(one.picture) for one in results[key]]) for key in (own, name))
-    psnr = compare_images(*pair).psnr
-    return "lossy, none lost" if psnr is None else f"lossy, PSNR {psnr:.1f} dB"
+    distance = compare_images(*pair)
+    if distance.psnr is None:
+        return "lossy, none lost"
+    ink = "" if distance.psnr_on_ink is None else f", {distance.psnr_on_ink:.1f} on ink"
+    return f"lossy, PSNR {distance.psnr:.1f} dB{ink}"
 
 
 def _to_array(picture: Image.Image) -> np.ndarray:  # (H, W, 3) in [0, 1]

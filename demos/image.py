@@ -31,6 +31,10 @@ from mmspec.zoo.scene import Scene
 from mmspec.zoo.scene_parser import score_picture
 
 console = Console(highlight=False)
+CLAIMS = (
+    "exact: the distribution of plain decoding, the model's own mistakes included, so the facts of "
+    "a few images differ by chance; lossy: another distribution"
+)
 RECIPES = ("coupled", "sjd", "mc-sjd", "sjd-pac", "lantern", "gsd", "mulo-sd")
 
 
@@ -68,7 +72,8 @@ def main(
                 results[name].append(_generate_image(ways["plain"], fast, request, seed, scene))
     panels = {name: [one.panel() for one in column] for name, column in results.items()}
     sheet(panels, [text for text, _ in examples]).save(out / "image-pictures.png")
-    render_steps_map(results[chosen[-1]][0].made.rounds[0].tolist()).save(out / "image-rounds.png")
+    rounds = results[chosen[-1]][0].made.rounds[0].tolist()
+    render_steps_map(rounds, f"{chosen[-1]}, first prompt").save(out / "image-rounds.png")
     _table(results, ways)
     console.print(f"image-pictures.png and image-rounds.png are in {out.resolve()}")
 
@@ -110,6 +115,7 @@ def _table(results: dict[str, list[CodesResult]], ways: dict[str, Any]) -> None:
         claim = "exact" if ways[name].recipe.exact else "lossy"
         table.add_row(name, f"{calls:.1f}", f"{seconds:.2f}", score, f"{likely:.2f}", claim)
     console.print(table)
+    console.print(CLAIMS)
 
 
 if __name__ == "__main__":

@@ -80,6 +80,7 @@ def _warn_of_single_codes(window: RankWindow, kit: Kit) -> None:
             )
 
 
+@torch.no_grad()
 def _least_distance(near: TokenDistance, ids: Tensor) -> float:
     """The least squared distance between some codes, evenly spread, and all others."""
     some = ids[:: -(-len(ids) // TRIED)]

@@ -111,6 +111,13 @@ def tile_images(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
     return made
 
 
+def enlarge(picture: Image.Image) -> Image.Image:
+    """Enlarge a small image by a whole factor, to the width of two panels or more."""
+    factor = -(-2 * SIDE // picture.width)
+    size = (factor * picture.width, factor * picture.height)
+    return picture.resize(size, Image.Resampling.NEAREST)
+
+
 def save_animation(file: Path, frames: Sequence[Image.Image]) -> None:
     """Write frames as a looping GIF or WebP whose last frame lasts longer."""
     durations = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]

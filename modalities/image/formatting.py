@@ -64,7 +64,7 @@ class ImageFormatter(sheets.SheetFormatter):
         rounds = output.rounds.tolist()
         if self.settings.steps_map is not None:
             written.append(Path(self.settings.steps_map))
-            maps = [render_steps_map(one) for one in rounds]
+            maps = [render_steps_map(one, output.stats.recipe) for one in rounds]
             sheets.tile_images(maps, columns).save(written[-1])
         if self.settings.animation is not None:
             written.append(Path(self.settings.animation))
@@ -72,7 +72,10 @@ class ImageFormatter(sheets.SheetFormatter):
             each = [render_frames(*one, last) for one in zip(output.images, rounds, strict=True)]
             save_animation(
                 written[-1],
-                [sheets.tile_images(shown, columns) for shown in zip(*each, strict=True)],
+                [
+                    sheets.enlarge(sheets.tile_images(shown, columns))
+                    for shown in zip(*each, strict=True)
+                ],
             )
         return tuple(written)
 

@@ -6,27 +6,29 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
 
-CELL, EDGE, BAR = 36, 8, 10  # pixels
+CELL, EDGE, BAR, LINE = 36, 8, 10, 12  # pixels
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # dark = early
 GREY = (128, 128, 128)
 
 
-def render_steps_map(rounds: Sequence[Sequence[int]]) -> Image.Image:
-    """Map of the rounds (H, W) in which the cells were accepted, with a colour legend.
+def render_steps_map(rounds: Sequence[Sequence[int]], title: str) -> Image.Image:
+    """Map of the rounds (H, W) in which the cells were accepted, with a title and a colour legend.
 
     Round 0 is the prefill of the prompt; every later round is one call of the target.
     """
     last = max(max(row) for row in rounds)
-    width, height = CELL * len(rounds[0]), CELL * len(rounds)
+    width, height = CELL * len(rounds[0]), LINE + CELL * len(rounds)
     wide = max(width, 9 * CELL // 2) + 2 * EDGE
-    image = Image.new("RGB", (wide, height + 4 * EDGE + BAR + 12), "white")
+    image = Image.new("RGB", (wide, height + 4 * EDGE + BAR + LINE), "white")
     pen = ImageDraw.Draw(image)
+    pen.text((EDGE, EDGE // 2), title, fill="black")
     for y, row in enumerate(rounds):
         for x, number in enumerate(row):
-            box = (EDGE + CELL * x, EDGE + CELL * y, EDGE + CELL * x + 34, EDGE + CELL * y + 34)
+            left, top = EDGE + CELL * x, EDGE + LINE + CELL * y
+            box = (left, top, left + CELL - 2, top + CELL - 2)
             pen.rectangle(box, fill=round_colour(number, last))
             ink = "white" if number < 0.6 * last or not last else "black"
-            pen.text((box[0] + CELL // 2, box[1] + CELL // 2), str(number), fill=ink, anchor="mm")
+            pen.text((left + CELL // 2, top + CELL // 2), str(number), fill=ink, anchor="mm")
     _draw_legend(pen, last, sum(map(len, rounds)), height + 2 * EDGE, wide)
     return image
 

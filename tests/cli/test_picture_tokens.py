@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from PIL import Image
+from PIL import Image, ImageChops
 from PIL.GifImagePlugin import GifImageFile
 
 from mmspec import zoo
@@ -13,6 +13,7 @@ from mmspec.cli import main
 from mmspec.modalities.image.round_maps import (
     CELL,
     GREY,
+    LINE,
     RAMP,
     render_frames,
     render_steps_map,
@@ -60,7 +61,7 @@ def test_a_picture_and_its_map_are_drawn(
     assert found["speedup_end_to_end"] > 0
     assert found["files"] == [str(out), str(rounds)]
     shown = Image.open(rounds).convert("RGB")
-    assert shown.getpixel((12, 12)) == RAMP[0]
+    assert shown.getpixel((12, 12 + LINE)) == RAMP[0]
     assert shown.height > 4 * CELL
     assert main([*asked, "--no-compare"]) == 0  # another recipe by default, and one for people
     printed = capsys.readouterr().out
@@ -211,7 +212,12 @@ def test_the_map_goes_from_dark_to_light() -> None:
         RAMP[0],
     )
     assert len({round_colour(turn, 80) for turn in range(81)}) == 81
-    assert render_steps_map([[0, 1, 2]]).width > 3 * CELL
+    shown = render_steps_map([[0, 1, 2]], "sjd")
+    assert shown.width > 3 * CELL
+    other = render_steps_map([[0, 1, 2]], "mc-sjd")
+    box = ImageChops.difference(shown, other).getbbox()
+    assert box is not None
+    assert box[3] < shown.height - CELL  # the title alone, above the cells
 
 
 def test_an_animation_shows_each_cell_from_its_round_on() -> None:
@@ -233,7 +239,8 @@ def test_a_sheet_moves(
     last = max(turn for one in found["rounds"] for row in one for turn in row)
     with GifImageFile(moving) as shown:
         assert 1 < shown.n_frames <= last + 1  # GIF joins frames that are the same
-        assert shown.size == Image.open(out).size
+        assert shown.size == (14 * 22, 14 * 12)  # enlarged, to at least 288
+        assert Image.open(out).size == (22, 12)
 
 
 @needs_zoo
