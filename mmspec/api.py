@@ -7,6 +7,7 @@ out.sequences, out.stats
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -20,6 +21,7 @@ from mmspec.modality import Modality
 from mmspec.recipe import Recipe
 from mmspec.saving import restore
 
+log = logging.getLogger("mmspec")
 PARTS = ("recipe", "drafter", "verifier", "modality")
 
 
@@ -67,6 +69,7 @@ def accelerate(
     """
     owner = registry.find_modality(model, modality)
     plug, plan = registry.plug(owner), select_recipe(owner, recipe, drafter is not None)
+    source = model
     if isinstance(model, str | Path):
         drafter = zoo.drafter_for(str(model), plan) if drafter is None else drafter
         model = plug.load(model)
@@ -78,7 +81,19 @@ def accelerate(
     plan = _replace_parts(plan, _resolve_verifier(verifier, owner), parts)
     own = {name: value for name, value in given.items() if name in owner.parts}
     session = plug.session(model, plan, drafter, own)
+    _warn_of_self_drafting(plan, drafter, source)
     return session.interface(session, owner, given)
+
+
+def _warn_of_self_drafting(plan: Recipe, drafter: Any, source: Any) -> None:
+    """Warn where the target drafts for itself, unless a gate skips its verification."""
+    is_named = isinstance(drafter, str | Path) and isinstance(source, str | Path)
+    is_same = drafter is source or (is_named and str(drafter) == str(source))
+    if drafter is not None and is_same and plan.gate is None:
+        log.warning(
+            "drafter= is the target itself, so a drafted token costs as much as a generated one; "
+            "give a smaller model, or leave drafter= out"
+        )
 
 
 def select_recipe(owner: Modality, recipe: str | Recipe | None, is_drafted: bool) -> Recipe:

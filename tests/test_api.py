@@ -399,3 +399,20 @@ def test_what_a_session_declares_can_be_asked_and_nothing_else() -> None:
     with pytest.raises(ValueError, match=r"has no transcribe\(\) here; call generate\(\)"):
         next(fast.stream(call="transcribe"))
     assert copy.copy(fast).session is fast.session
+
+
+def test_a_target_that_drafts_for_itself_is_warned_about(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """It is a control; a gate saves the verification of its own drafts."""
+    model, other = toys.model("llama"), toys.model("llama")
+    for recipe, drafter, is_warned in (
+        ("coupled", model, True),
+        ("coupled", other, False),
+        ("ugsd", model, False),
+        ("prompt-lookup", None, False),
+    ):
+        caplog.clear()
+        with caplog.at_level("WARNING", logger="mmspec"):
+            mmspec.accelerate(model, recipe, drafter=drafter)
+        assert ("drafter= is the target itself" in caplog.text) == is_warned

@@ -15,14 +15,14 @@ from typing import Any
 
 import torch
 
-from mmspec.api import accelerate
 from mmspec.bench.certificate import ALPHA, Check, Trial, outcome
 from mmspec.bench.gaussian_tests import standard_normal_p_values, uniform_gap
 from mmspec.bench.reporting import Progress, describe_device
 from mmspec.bench.workload import group_batches, repeat_prompts
 from mmspec.modalities.common import measures
-from mmspec.modalities.mar import checkpoints, tiny_models
-from mmspec.modalities.mar.plug import bind, decode_latents, parse_plan_settings
+from mmspec.modalities.mar import MODALITY, checkpoints, tiny_models
+from mmspec.modalities.mar.accelerated import AcceleratedMarModel
+from mmspec.modalities.mar.plug import bind, decode_latents, parse_plan_settings, session
 from mmspec.modalities.mar.reader import class_tensor
 from mmspec.modality import Quality, Runner, RunResult, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
@@ -143,7 +143,7 @@ def _check_self_drafting(trial: Trial) -> Check:
     """Compare the user's model as its own draft model with its plain sampling."""
     assert trial.fast is not None
     model, plan = trial.fast.model, trial.fast.recipe
-    twin = accelerate(model, plan, drafter=model)
+    twin = AcceleratedMarModel(session(model, plan, model, {}), MODALITY, {})
     gaps, seeds = list[float](), min(trial.seeds, SEEDS)
     for seed in range(seeds):
         request = trial.requests[seed % len(trial.requests)]
