@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from mmspec import _hf_cache
 from mmspec.accelerated import Accelerated
 from mmspec.api import accelerate
 from mmspec.bench import checks
@@ -197,7 +198,8 @@ class Generate:
         with count_forwards(self.model) as calls:
             ids = self.model.generate(**request, **self.extra)
         tokens = extract_new_tokens(self.model, ids, prompt_length(request))
-        return RunResult(tokens, sum(map(len, tokens)), max(len(calls) - 1, 0))
+        prefills = 1 if all(calls) else sum(calls)  # recurrent states have no length
+        return RunResult(tokens, sum(map(len, tokens)), max(len(calls) - prefills, 0))
 
     def run_first_token(self, request: Request, seed: int) -> RunResult:
         return self.run({**request, "max_new_tokens": 1}, seed)
@@ -294,10 +296,15 @@ def extract_new_tokens(model: Any, sequences: Tensor, length: int) -> list[list[
 
 
 @contextmanager
-def count_forwards(model: Any) -> Iterator[list[None]]:
-    """Count the forwards of a model: the list grows by one element with each."""
-    calls: list[None] = []
-    handle = model.register_forward_pre_hook(lambda *_: calls.append(None))
+def count_forwards(model: Any) -> Iterator[list[bool]]:
+    """Record of each forward of a model whether its cache is empty: Whisper has several prefills."""
+    calls: list[bool] = []
+
+    def record(_: Any, args: Any, arguments: dict[str, Any]) -> None:
+        cache = _hf_cache.pop_cache({**arguments})
+        calls.append(cache is None or not cache.get_seq_length())
+
+    handle = model.register_forward_pre_hook(record, with_kwargs=True)
     try:
         yield calls
     finally:
