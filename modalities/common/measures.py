@@ -297,7 +297,7 @@ def extract_new_tokens(model: Any, sequences: Tensor, length: int) -> list[list[
 
 @contextmanager
 def count_forwards(model: Any) -> Iterator[list[bool]]:
-    """Record of each forward of a model whether its cache is empty: Whisper has several prefills."""
+    """Record of each forward whether the cache is empty: Whisper has a prefill per window."""
     calls: list[bool] = []
 
     def record(_: Any, args: Any, arguments: dict[str, Any]) -> None:
