@@ -118,9 +118,10 @@ def check_number(
 
 
 def check_is_file(file: Path) -> None:
-    """Refuse a pipe or a device, which a reader would wait for. Raises ValueError."""
-    if file.exists() and not (file.is_file() or file.is_dir()):
-        raise ValueError(f"{file} is a pipe or a device, not a file; give a file")
+    """Refuse a folder, and a pipe, which a reader would wait for. Raises ValueError."""
+    if file.exists() and not file.is_file():
+        kind = "folder" if file.is_dir() else "pipe or a device"
+        raise ValueError(f"{file} is a {kind}, not a file; give a file")
 
 
 def parse_json(text: str | bytes) -> Any:

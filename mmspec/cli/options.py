@@ -177,7 +177,7 @@ def run_function(function: str, *args: Any, **given: Any) -> None:
 def _model_option(one: Field[Any], hint: Any, default: Any) -> inspect.Parameter:
     """The option of a field of `ModelOptions`."""
     panel = "Drafting (where the modality has it)" if one.name in PARTS else "Model"
-    limits = {name: one.metadata.get(name) for name in ("min", "max")}
+    limits: dict[str, Any] = {name: one.metadata.get(name) for name in ("min", "max")}
     name = one.metadata.get("option", flag(one.name))
     about = typer.Option(name, help=one.metadata["help"], rich_help_panel=panel, **limits)
     made: Any = Annotated[hint, about]

@@ -216,7 +216,8 @@ class RemoteTarget:
             given |= features
         tensors = {n: v for n, v in given.items() if isinstance(v, Tensor)}
         if "input_ids" in tensors:
-            check_size(*tensors["input_ids"].shape, request.max_new_tokens)
+            rows, tokens = tensors["input_ids"].shape
+            check_size(rows, tokens, request.max_new_tokens)
         context = self.local.prefill(request)
         shared = {
             **context.shared,

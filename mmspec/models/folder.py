@@ -10,12 +10,14 @@ from typing import Any
 from mmspec.errors import check_is_file, parse_json
 
 PICKLED = (".bin", ".pt", ".pth", ".ckpt")
-MAX_JSON_BYTES = 64 << 20
+SETTINGS = ("config.json", "generation_config.json")  # a library may ignore damaged ones
+TEXTS, MAX_TEXT_BYTES = (".json", ".jinja"), 64 << 20
 # the largest value of a key that counts modules, which are made one by one
 MODULE_COUNTS = {
     re.compile(r"(^|_)(layers?|blocks?|depths?)$"): 2000,
     re.compile(r"(^|_)(experts|heads|codebooks|labels|stages)$"): 100_000,
 }
+MAX_HEADER_BYTES = 100_000_000  # of a safetensors file, as its library has it
 _LENGTH = 8  # bytes of the header length of a safetensors file
 
 Shape = tuple[int, ...]
@@ -40,16 +42,17 @@ def check_folder_exists(name: str, description: str = "model") -> None:
 
 
 def _check_files(folder: Path) -> None:
-    """Refuse pipes, and configurations of absurdly many modules. Raises ValueError.
+    """Refuse pipes, text without end, damaged settings and absurdly many modules.
 
-    Of a pipeline, the folders of its parts are checked, too.
+    Raises ValueError. Of a pipeline, the folders of its parts are checked, too.
     """
     parts = [one for one in folder.iterdir() if one.is_dir()]
     for home in (folder, *(parts if (folder / "model_index.json").is_file() else ())):
         for file in home.iterdir():
-            check_is_file(file)
-        if (home / "config.json").is_file():
-            check_module_counts(read_json(home / "config.json"), home / "config.json")
+            if file.name in SETTINGS:
+                check_module_counts(read_json(file), file)
+            elif not file.is_dir():
+                _check_size(file)
 
 
 def check_module_counts(content: Mapping[str, Any], file: Path) -> None:
@@ -77,9 +80,7 @@ def _numbers(content: Mapping[str, Any]) -> Iterator[tuple[str, int | float]]:
 
 def read_json(file: Path) -> dict[str, Any]:
     """Read a JSON object. Raises ValueError naming the file where it is damaged or too large."""
-    check_is_file(file)
-    if file.is_file() and file.stat().st_size > MAX_JSON_BYTES:
-        raise ValueError(f"{file} has more than {MAX_JSON_BYTES >> 20} MiB; copy it again")
+    _check_size(file)
     try:
         content = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
@@ -87,6 +88,12 @@ def read_json(file: Path) -> dict[str, Any]:
     if not isinstance(content, dict):
         raise ValueError(f"{file} is damaged (not a JSON object); copy or download it again")
     return content
+
+
+def _check_size(file: Path) -> None:
+    check_is_file(file)
+    if file.suffix in TEXTS and file.is_file() and file.stat().st_size > MAX_TEXT_BYTES:
+        raise ValueError(f"{file} has more than {MAX_TEXT_BYTES >> 20} MiB; copy it again")
 
 
 def read_shapes(folder: Path) -> dict[str, Shape]:
@@ -141,10 +148,11 @@ def _refuse(folder: Path) -> None:
 
 def _shapes(file: Path) -> dict[str, Shape]:
     """Read shapes from the header of a file and check its size. Raises ValueError."""
+    check_is_file(file)
     size = file.stat().st_size
     with file.open("rb") as stream:
         length = int.from_bytes(stream.read(_LENGTH), "little")
-        if size < _LENGTH or length > size - _LENGTH:
+        if size < _LENGTH or length > min(size - _LENGTH, MAX_HEADER_BYTES):
             raise ValueError(f"{file} is empty or cut off ({size} bytes); copy it again")
         try:
             header = parse_json(stream.read(length))

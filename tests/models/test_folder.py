@@ -74,9 +74,35 @@ def test_nesting_and_size_are_limited(tmp_path: Path, monkeypatch: pytest.Monkey
     file.write_text('{"a": ' + "[" * 100_000 + "]" * 100_000 + "}")
     with pytest.raises(ValueError, match="nested too deeply"):
         read_json(file)
-    monkeypatch.setattr("mmspec.models.folder.MAX_JSON_BYTES", 1 << 10)
+    monkeypatch.setattr("mmspec.models.folder.MAX_TEXT_BYTES", 1 << 10)
     with pytest.raises(ValueError, match="has more than"):
         read_json(file)
+
+
+@pytest.mark.parametrize(
+    "name", ["generation_config.json", "tokenizer.json", "chat_template.jinja"]
+)
+def test_other_texts_are_looked_at(
+    tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / name).write_text(json.dumps({"a": "b" * 2000}))
+    check_folder_exists(str(tmp_path))
+    monkeypatch.setattr("mmspec.models.folder.MAX_TEXT_BYTES", 1 << 10)
+    with pytest.raises(ValueError, match=f"{name} has more than"):
+        check_folder_exists(str(tmp_path))
+
+
+def test_damaged_settings_of_generation_are_not_ignored(tmp_path: Path) -> None:
+    (tmp_path / "generation_config.json").write_text("{")
+    with pytest.raises(ValueError, match=r"generation_config\.json is damaged"):
+        check_folder_exists(str(tmp_path))
+
+
+def test_a_folder_is_no_file(tmp_path: Path) -> None:
+    (tmp_path / "config.json").mkdir()
+    for read in (check_folder_exists, lambda name: read_json(Path(name) / "config.json")):
+        with pytest.raises(ValueError, match=r"config\.json is a folder, not a file"):
+            read(str(tmp_path))
 
 
 @pytest.mark.parametrize("name", ["config.json", "model.safetensors", "tokenizer.json"])

@@ -14,7 +14,7 @@ from mmspec import _hf
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import Length
 from mmspec.drafters.lookup.prompt_lookup import copy_tokens, length_of, pad_chains
-from mmspec.errors import format_value
+from mmspec.errors import explain_load_errors, format_value
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
 
@@ -230,4 +230,5 @@ def _load_tokenizer(given: Any, source: str) -> Any:
         return getattr(given, "tokenizer", given)
     if not (Path(source) / "tokenizer_config.json").is_file():
         return None
-    return AutoTokenizer.from_pretrained(source)
+    with explain_load_errors(source, "tokenizer"):
+        return AutoTokenizer.from_pretrained(source)

@@ -46,7 +46,7 @@ def processor(template: Any) -> PreTrainedTokenizerFast:
 
 @pytest.mark.parametrize("template", [PLAIN, {"default": PLAIN}], ids=["one", "named"])
 def test_a_template_is_used_as_it_is(template: Any) -> None:
-    options = {"tokenize": False, "add_generation_prompt": True}
+    options: dict[str, Any] = {"tokenize": False, "add_generation_prompt": True}
     made = apply_chat_template(processor(template), TURN, **options)
     assert made == processor(template).apply_chat_template(TURN, **options)
     assert made == "**user**: hellohello"
