@@ -114,9 +114,11 @@ def _measure(
 ) -> tuple[Measurements, dict[str, str]]:
     """Time, judge and replay all runners; also return why some could not run.
 
-    Plain decoding may fail where a baseline can replace it.
+    Plain decoding may fail where a baseline can replace it, and a recipe where there are others.
     """
     may_fail = {*runs.baselines, *runs.peers, *([PLAIN] if runs.baselines else [])}
+    own = [name for name in runs.ours if name != PLAIN]
+    may_fail |= {*own} if len(own) > 1 else set()
     device = torch.device(workload.device)
     timed = time_runners(
         runs.all,
@@ -132,6 +134,8 @@ def _measure(
     reference = PLAIN if PLAIN in timed.timings else base
     if reference is None:
         raise ValueError(f"neither plain decoding nor a baseline could run: {missing}")
+    if own and not any(name in timed.timings for name in own):
+        raise ValueError(f"no recipe could run; the first: {timed.failures[own[0]]}")
     judged = _run_judged(runs, timed.timings, workload, seed, progress)
     found = Measurements(workload, timed.timings, judged, reference, base)
     if not (efficiency and workload.replayed):

@@ -75,6 +75,9 @@ def run(
             controls=controls,
             efficiency=efficiency,
         )
+    left_out |= {
+        row.recipe: row.skipped for row in found.baselines if row.skipped and row.recipe in models
+    }
     ranking = Ranking.of(found, left_out)
     if out is not None:
         ranking.write(out, plot)
@@ -107,13 +110,16 @@ def workload(
 def _accelerate_all(
     loaded: LoadedModels, is_all: bool
 ) -> tuple[dict[str, Accelerated], dict[str, str]]:
-    """The model under each recipe, and of `--recipe all` the reasons of those that do not fit."""
+    """The model under each recipe, and the reasons of those that do not fit.
+
+    Raises the ValueError of a recipe that does not fit if no other one does.
+    """
     models, left_out = dict[str, Accelerated](), dict(loaded.selection.left_out)
     for name in loaded.selection.recipes:
         try:
             models[name] = loaded.accelerate(name)
         except ValueError as error:
-            if not is_all:
+            if not models and name == loaded.selection.recipes[-1]:
                 raise
             left_out[name] = str(error)
     if is_all:  # plain decoding is measured anyway

@@ -18,6 +18,7 @@ import torch
 from mmspec.bench.certificate import ALPHA, Check, Trial, outcome
 from mmspec.bench.gaussian_tests import standard_normal_p_values, uniform_gap
 from mmspec.bench.reporting import Progress, describe_device
+from mmspec.bench.timing import RUN_ERRORS
 from mmspec.bench.workload import group_batches, repeat_prompts
 from mmspec.modalities.common import measures
 from mmspec.modalities.mar import MODALITY, checkpoints, tiny_models
@@ -71,7 +72,10 @@ def of_requests(
     ) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
         found: dict[str, Runner] = {}
         for done, one in enumerate(recipes.values()):
-            calls = [one.run(request, seed).calls for request in timed[:COUNTED]]
+            try:
+                calls = [one.run(request, seed).calls for request in timed[:COUNTED]]
+            except RUN_ERRORS:  # reported where it is timed
+                continue
             steps = min(max(round(sum(calls) / len(calls)), 1), _plan(timed[0]).steps - 1)
             found[f"plain, {steps} steps"] = OwnSampling(model, steps)
             progress("count calls", done + 1, len(recipes))

@@ -6,6 +6,7 @@ import json
 from copy import deepcopy
 from dataclasses import fields, replace
 from importlib import import_module
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -148,6 +149,23 @@ def test_a_peer_that_cannot_run_is_dropped() -> None:
     assert "AttributeError" in timed.failures["bad"]
     with pytest.raises(AttributeError):
         time_runners(runners, [asked("llama")], 2)
+
+
+def test_a_recipe_that_cannot_run_is_dropped_where_there_are_others() -> None:
+    class Broken(Fixed):
+        def run(self, request: Any, seed: int) -> RunResult:
+            raise ValueError("it has no sound")
+
+    runners: dict[str, Any] = {"good": Fixed(1), "bad": Broken()}
+    work = Workload([{}], Fixed(2), lambda fast: runners[fast.name])
+    named = {
+        name: SimpleNamespace(name=name, modality=SimpleNamespace(name="x")) for name in runners
+    }
+    found = compare("toy", named, work, repeats=1)  # type: ignore[arg-type]
+    assert [one.recipe for one in found.rows] == ["plain", "good"]
+    assert found.row("bad").skipped == "ValueError: it has no sound"
+    with pytest.raises(ValueError, match="it has no sound"):
+        compare("toy", {"bad": named["bad"]}, work, repeats=1)  # type: ignore[dict-item]
 
 
 def test_tokens_end_with_the_end_token() -> None:
