@@ -115,9 +115,7 @@ def write(path: str | Path, samples: Tensor, rate_hz: int) -> Path:
 
     Raises ValueError for non-finite samples, and for an ending other than .wav.
     """
-    path = Path(path)
-    if path.suffix.lower() not in SOUND_FILES:
-        raise ValueError(f"{path}: audio is written as WAV; name a file that ends in .wav")
+    path = check_ending(Path(path))
     _check_finite(samples)
     channels = torch.atleast_2d(samples.detach().cpu().float())
     whole = (channels.clamp(-1, 1) * 32767).round().to(torch.int16)
@@ -126,6 +124,13 @@ def write(path: str | Path, samples: Tensor, rate_hz: int) -> Path:
         file.setsampwidth(2)
         file.setframerate(rate_hz)
         file.writeframes(whole.T.contiguous().numpy().astype("<i2").tobytes())
+    return path
+
+
+def check_ending(path: Path) -> Path:
+    """The path itself. Raises ValueError for an ending other than .wav."""
+    if path.suffix.lower() not in SOUND_FILES:
+        raise ValueError(f"{path}: audio is written as WAV; name a file that ends in .wav")
     return path
 
 

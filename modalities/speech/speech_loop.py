@@ -47,7 +47,9 @@ class Speech:
 
     def save(self, path: str | Path) -> tuple[Path, ...]:
         """Write a WAV file, or one per row, numbered. Raises ValueError if it cannot be written."""
-        file = Path(path)
+        if not isinstance(path, str | Path):
+            raise ValueError(f"path={path!r} must be a path; give a file that ends in .wav")
+        file = sound.check_ending(Path(path))
         files = [file]
         if len(self.waveforms) > 1:
             files = [file.with_stem(f"{file.stem}-{row}") for row in range(len(self.waveforms))]

@@ -113,12 +113,17 @@ class FrameSession(Session):
             refuse_fixed(given, unsupported, "synthesize()", why)
             tensors = {name: given[name] for name in INPUTS if given.get(name) is not None}
             check_inputs(tensors)
+            for name, one in tensors.items():
+                if not isinstance(one, torch.Tensor):
+                    raise ValueError(f"{name}={format_value(one)} must be a tensor; give one")
             return tensors
         why = "give either a text, or all the tensors that the processor returns"
         refuse_fixed(given, INPUTS, "synthesize()", why)
         texts = [text] if isinstance(text, str) else text
         if not isinstance(texts, list | tuple) or not texts:
-            raise ValueError(f"text={format_value(text)} is neither a text nor a list of texts")
+            raise ValueError(
+                f"text={format_value(text)} is neither a text nor a list of texts; give one"
+            )
         for one in texts:
             if not isinstance(one, str) or not one.strip():
                 raise ValueError(f"text={one!r} has no words to synthesize; give a sentence")

@@ -86,6 +86,7 @@ def _inputs(
         if (
             not isinstance(ids, Tensor)
             or ids.dim() != 2
+            or not ids.shape[1]
             or bool((ids[:, -1] != layout.begin).any())
         ):
             raise ValueError(
@@ -170,6 +171,8 @@ def _prepare_sampling(given: Mapping[str, Any], config: Any, aware: Any) -> dict
     Sampling is the default even if the configuration is greedy, over all codes (`top_k` 0);
     `aware` adds repetition-aware sampling.
     """
+    if given.get("do_sample") is not None:
+        check_flag("do_sample", given["do_sample"])
     requested = {name: given.get(name) for name in ("temperature", "top_k", "top_p")}
     own = {"temperature": config.temperature, "top_p": config.top_p}
     warpers = {name: value for name in requested if (value := requested[name] or own.get(name))}

@@ -208,6 +208,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 }
 
 
+def test_audio_of_earlier_turns_is_a_tensor() -> None:
+    with pytest.raises(ValueError, match="input_values=0 must be a tensor"):
+        fast("depth").synthesize(**RAGGED, input_values=0)
+
+
 @pytest.mark.parametrize("case", BAD)
 def test_bad_requests_are_refused(case: str) -> None:
     asked, message = BAD[case]

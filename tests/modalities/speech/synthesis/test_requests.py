@@ -257,6 +257,8 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a mask of no ids": ({"text": "red", "attention_mask": torch.ones(1, 3)}, "with input_ids"),
     "a dictionary": ({"text": "red", "output_scores": True}, "it returns waveforms"),
     "greedy and aware": ({"text": "red", "repetition_aware": True, "temperature": 0}, "resamples"),
+    "no flag": ({"text": "red", "do_sample": "yes"}, "do_sample='yes' is neither True nor False"),
+    "no ids": ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, r"int64 \(1, 0\) must all end"),
     "no begin": ({"input_ids": torch.tensor([[2, 3]])}, "end with id 10"),
     "unknown": ({"text": "red", "speed": 2}, "speed is not a generation setting"),
 }
@@ -303,3 +305,8 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     out = synthesize(speech_models.accelerated_speaker())
     with pytest.raises(ValueError, match="cannot be written"):
         out.save(tmp_path / "nowhere" / "a.wav")
+    with pytest.raises(ValueError, match="name a file that ends in"):
+        out.save(tmp_path / "a.mp3")
+    with pytest.raises(ValueError, match="path=None must be a path"):
+        out.save(None)
+    assert not [*tmp_path.iterdir()]
