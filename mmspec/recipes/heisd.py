@@ -1,15 +1,16 @@
 """HeiSD: stored trajectories draft while a robot is fast, a feature head while it is slow.
 
 Zheng et al. 2026 (arXiv 2603.17573). The metric F of the last `window` positions, radius and path
-length weighted by `weight`, selects the drafter at threshold `cut`. Stored drafts are kept by whole
-groups of components within `bias` bins each and `total` together (`aggregate` "abs_sum", or
-"signed_sum" probably the paper's choice), grippers exactly; those of the head token by token within
-`radius`. If the nearest stored moment has a similarity of at least `theta` and a distance of at
-most `delta`, its action is accepted without a target call, at most `most_skips` times in a row;
-both default to values from the store, and theta adapts to the outcome of tasks. `store` is a folder
-of trajectories, default: that of the drafter. Lossy; bias=0, radius=0 and theta=2 are exact.
-Reconstructed: the rule of skipping, features (the policy's own last state), the number of
-neighbours, cut, theta, delta; after a rejected stored draft the head drafts.
+length weighted by `weight`, selects the drafter at threshold `cut`; the window is 15 as in the
+paper, and a third of the stored episodes where these are shorter than 45 steps. Stored drafts are
+kept by whole groups of components within `bias` bins each and `total` together (`aggregate`
+"abs_sum", or "signed_sum" probably the paper's choice), grippers exactly; those of the head token
+by token within `radius`. If the nearest stored moment has a similarity of at least `theta` and a
+distance of at most `delta`, its action is accepted without a target call, at most `most_skips`
+times in a row; both default to values from the store, and theta adapts to the outcome of tasks.
+`store` is a folder of trajectories, default: that of the drafter. Lossy; bias=0, radius=0 and
+theta=2 are exact. Reconstructed: the rule of skipping, features (the policy's own last state), the
+number of neighbours, cut, theta, delta, the third; after a rejected stored draft the head drafts.
 """
 
 from mmspec.draft import Drafter, Gate, Kind, Verifier
@@ -57,7 +58,7 @@ RECIPE = with_head(
     architecture=head_and_store,
     gate=Deferred(similar, "stored actions of moments that are alike are kept"),
     options={
-        **{"store": None, "neighbours": 4, "window": 15, "weight": 0.5, "cut": 0.5},
+        **{"store": None, "neighbours": 4, "window": None, "weight": 0.5, "cut": 0.5},
         **{"bias": 15.0, "total": 30.0, "aggregate": "abs_sum", "radius": 9.0},
         **{"theta": None, "delta": None, "most_skips": 4},
     },

@@ -16,7 +16,7 @@ from mmspec.drafters.actions.retrieval import Retrieval, RetrievedMoments
 from mmspec.verifiers.similarity_gate import SimilarityGate
 from tests.toys.policies import SCENES, SPACE, act, plain, remembering, robot, store
 
-QUICK: dict[str, Any] = {"cut": 0.0}  # everything but a cold start is retrieved
+QUICK: dict[str, Any] = {"cut": 0.0, "window": 15}  # everything but a cold start is retrieved
 SURE: dict[str, Any] = {"theta": -1.0, "delta": float("inf")}
 NEVER: dict[str, Any] = {"theta": 2.0, "delta": 0.0}
 

@@ -13,6 +13,7 @@ from mmspec.codes.trajectories import Trajectories
 from mmspec.errors import check_number
 
 STEPS = 5  # of Gauss-Newton
+WINDOW = 15  # positions, in the paper
 FLAT = 1e-6  # share of the largest extent below which points are a line
 
 
@@ -30,35 +31,45 @@ class KinematicMetric:
     space: ActionSpace
     radius_bounds: tuple[float, float]
     path_bounds: tuple[float, float]
-    window: int = 15
+    window: int = WINDOW
     weight: float = 0.5  # a
 
     def __post_init__(self) -> None:
-        check_number("window", self.window, 3, whole=True, example=15)
+        check_number("window", self.window, 3, whole=True, example=WINDOW)
         check_number("weight", self.weight, 0, 1, example=0.5)
 
     @classmethod
     def from_store(
-        cls, space: ActionSpace, store: Trajectories, window: int = 15, weight: float = 0.5
+        cls,
+        space: ActionSpace,
+        store: Trajectories,
+        window: int | None = None,
+        weight: float = 0.5,
     ) -> KinematicMetric:
         """Measure the bounds on all windows of stored trajectories.
 
-        Raises ValueError where no episode is long enough.
+        The default of `window` is that of the paper, and at most a third of the median episode: a
+        window as long as the episodes would hardly ever be full. Raises ValueError where no episode
+        is long enough.
         """
-        check_number("window", window, 3, whole=True, example=15)  # points of a circle
-        radii, lengths = list[Tensor](), list[Tensor]()
-        for number in store.episodes.unique():
-            points = _positions(space, store.actions[store.episodes == number])
+        episodes = [store.actions[store.episodes == number] for number in store.episodes.unique()]
+        if window is None:
+            lengths = sorted(map(len, episodes))
+            window = max(min(WINDOW, lengths[len(lengths) // 2] // 3), 3)
+        check_number("window", window, 3, whole=True, example=WINDOW)  # points of a circle
+        radii, paths = list[Tensor](), list[Tensor]()
+        for actions in episodes:
+            points = _positions(space, actions)
             if len(points) >= window:
                 windows = points.unfold(0, window, 1).transpose(1, 2)  # (n, window, k)
                 radii.append(circle_radius(windows))
-                lengths.append(path_length(windows))
+                paths.append(path_length(windows))
         if not radii:
             raise ValueError(
                 f"no stored episode has {window} steps; give a shorter window=, or store longer "
                 "ones"
             )
-        bounds = [_bounds(torch.cat(one)) for one in (radii, lengths)]
+        bounds = [_bounds(torch.cat(one)) for one in (radii, paths)]
         return cls(space, bounds[0], bounds[1], window, weight)
 
     def of(self, episode: Episode) -> float | None:

@@ -126,7 +126,7 @@ def test_bounds_are_the_minimum_and_the_95th_percentile_of_all_windows() -> None
     store = Trajectories.from_episodes(
         [(torch.ones(one.step, 2), torch.stack(one.actions), None) for one in walks]
     )
-    found = KinematicMetric.from_store(SPACE, store)
+    found = KinematicMetric.from_store(SPACE, store, 15)
     places = [SPACE.unnormalise(torch.stack(one.actions).float())[:, :3].cumsum(0) for one in walks]
     windows = [one[at : at + 15] for one in places for at in range(len(one) - 14)]
     lengths = [float(path_length(one)) for one in windows]
@@ -156,6 +156,16 @@ def test_a_metric_is_a_weighted_sum_of_shares_of_the_bounds() -> None:
 def test_a_cold_start_has_no_metric() -> None:
     assert metric().of(moving(line(0.9, 14))) is None
     assert metric().of(moving(line(0.9, 15))) is not None
+
+
+@pytest.mark.parametrize(("steps", "window"), [(200, 15), (45, 15), (17, 5), (9, 3)])
+def test_the_default_window_fits_the_stored_episodes(steps: int, window: int) -> None:
+    """A third of the median, or the paper's: 15 of 17 steps would route almost none of them."""
+    rows = [moving(line(0.5, length)) for length in (5, steps, 4 * steps)]
+    store = Trajectories.from_episodes(
+        [(torch.ones(one.step, 2), torch.stack(one.actions), None) for one in rows]
+    )
+    assert KinematicMetric.from_store(SPACE, store).window == window
 
 
 def test_a_longer_history_counts_by_its_end() -> None:
