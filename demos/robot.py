@@ -8,7 +8,7 @@
 All recipes run the same episodes in closed loop. The table has success, target calls per action,
 acceptance length, control frequency, jitter (p50 and p99 in milliseconds) and whether all tokens
 equal those of plain decoding: always for exact recipes (in float32). Writes an animation of the
-first episode with all recipes, and a map of accepted and corrected action tokens.
+first episode with all recipes on one clock, and a map of accepted and corrected action tokens.
 
 With --robots so many episodes run in one batch. The table then has only what does not depend on
 time: success with its 95 % interval (Wilson), and the number of paired episodes that only this
@@ -94,7 +94,7 @@ def main(
     _table(rollouts, ways)
     first = {name: column[0] for name, column in rollouts.items()}
     written = [out / "robot.gif", out / "robot.png"]
-    save_animation(written[0], render_frames(first))
+    save_animation(written[0], *render_frames(first))
     draw_acceptance_map(first).save(written[1])
     console.print(f"written to {out.resolve()}: {', '.join(file.name for file in written)}")
 

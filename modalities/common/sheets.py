@@ -118,7 +118,10 @@ def enlarge(picture: Image.Image) -> Image.Image:
     return picture.resize(size, Image.Resampling.NEAREST)
 
 
-def save_animation(file: Path, frames: Sequence[Image.Image]) -> None:
-    """Write frames as a looping GIF or WebP whose last frame lasts longer."""
-    durations = [FRAME_MS] * (len(frames) - 1) + [LAST_MS]
-    frames[0].save(file, save_all=True, append_images=frames[1:], duration=durations, loop=0)
+def save_animation(
+    file: Path, frames: Sequence[Image.Image], durations: Sequence[int] | None = None
+) -> None:
+    """Write frames as a looping GIF or WebP, each shown for milliseconds; the last one longer."""
+    shown = [FRAME_MS] * (len(frames) - 1) if durations is None else list(durations)
+    times = [*shown, LAST_MS]
+    frames[0].save(file, save_all=True, append_images=frames[1:], duration=times, loop=0)

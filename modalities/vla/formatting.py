@@ -65,7 +65,7 @@ class PolicyFormatter:
     def render(self, output: Rollout, path: Path) -> tuple[Path, ...]:
         """An animation of the camera images, and an acceptance map if the settings name a file."""
         name = "policy" if output.stats is None else output.stats.recipe
-        save_animation(path, render_frames({name: output}))
+        save_animation(path, *render_frames({name: output}))
         if self.settings.acceptance is None:
             return (path,)
         plot = Path(self.settings.acceptance)

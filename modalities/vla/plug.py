@@ -241,7 +241,9 @@ class PolicySession(tokens.TokenSession):
         num_requests = max(len(one.steps) for one in found)
         self.last = summarize_steps(loop.stats(), steps, num_requests, found[0].steps, limit)
         loop.report(self.last)
-        rollouts = [replace(one, stats=self.last) for one in found]
+        key = self.binder.spaces.resolve_key(given.get("unnorm_key"))
+        names = tuple(dim.name for dim in self.binder.bind(key).space.dims)
+        rollouts = [replace(one, stats=self.last, components=names) for one in found]
         return rollouts[0] if is_single else rollouts
 
     def observe(self, action: Any, state: Any = None, robots: Any = None) -> None:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import accumulate, pairwise
+from math import ceil
 
 from PIL import Image, ImageDraw
 
@@ -10,34 +13,55 @@ from mmspec.modalities.common.sheets import Panel, sheet
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.step_stats import DRAFTED, HELD, TARGET, UNVERIFIED
 
-CELL, MARGIN, LINE = 10, 8, 14  # pixels
+CELL, MARGIN, LINE, LABEL = 10, 8, 14, 48  # pixels
+TICK_MS, LEAST_MS = 40, 4000  # of an animation: its resolution, and the shortest one
 COLOURS = {TARGET: "#4269d0", DRAFTED: "#3ca951", UNVERIFIED: "#efb118", HELD: "#9498a0"}
 
 
-def render_frames(rollouts: Mapping[str, Rollout]) -> list[Image.Image]:
-    """One frame per step of the longest rollout, side by side; ended ones repeat their last."""
-    longest = max(len(one.images) for one in rollouts.values())
-    titles = [next(iter(rollouts.values())).instructions[0]]
-    columns = [{name: [_panel(one, at)] for name, one in rollouts.items()} for at in range(longest)]
-    return [sheet(column, titles) for column in columns]
+def render_frames(rollouts: Mapping[str, Rollout]) -> tuple[list[Image.Image], list[int]]:
+    """Frames of all rollouts side by side on one clock, and the milliseconds until the next one.
+
+    The clock is the policy's latency; the environment takes no time. It is slowed by a whole factor
+    where the longest rollout would end within `LEAST_MS`, so that its steps can be seen.
+    """
+    clocks = {name: _observation_times(one) for name, one in rollouts.items()}
+    slower = max(ceil(LEAST_MS / max(clock[-1] for clock in clocks.values())), 1)
+    ticks = sorted({round(at * slower / TICK_MS) for clock in clocks.values() for at in clock})
+    pace = f"{slower} times slower than real time" if slower > 1 else "real time"
+    title = f"{next(iter(rollouts.values())).instructions[0]} ({pace})"
+    frames = []
+    for tick in ticks:
+        now = (tick + 0.5) * TICK_MS / slower  # a step that falls into a tick is shown in it
+        panels = {
+            name: [_panel(one, clocks[name], bisect_right(clocks[name], now) - 1)]
+            for name, one in rollouts.items()
+        }
+        frames.append(sheet(panels, [title]))
+    return frames, [TICK_MS * (after - tick) for tick, after in pairwise(ticks)]
 
 
-def _panel(rollout: Rollout, at: int) -> Panel:
-    """An observation, captioned with the step and the cost of the last request."""
-    at = min(at, len(rollout.images) - 1)
-    is_over = at == len(rollout.images) - 1
+def _observation_times(rollout: Rollout) -> list[float]:
+    """Milliseconds of policy latency before each observation, the first one at 0."""
+    done = [0.0, *accumulate(step.latency_ms for step in rollout.steps)]
     chunk = len(rollout.actions) / len(rollout.steps)
-    step = rollout.steps[min(int(max(at - 1, 0) / chunk), len(rollout.steps) - 1)]
+    last = len(rollout.steps)
+    return [0.0] + [done[min(int(at / chunk) + 1, last)] for at in range(len(rollout.actions))]
+
+
+def _panel(rollout: Rollout, clock: Sequence[float], at: int) -> Panel:
+    """An observation, captioned with its step and time, and the cost of a step up to there."""
+    is_over = at == len(rollout.images) - 1
     end = ("done" if rollout.is_success else "not done") if is_over else ""
-    caption = (f"step {at} {end}", f"{step.target_calls} calls, {step.latency_ms:.0f} ms")
+    calls = sum(step.target_calls for step in rollout.steps) / len(rollout.steps)
+    caption = (f"{clock[at] / 1e3:.2f} s, step {at} {end}", f"{calls:.1f} calls a step")
     return Panel(Image.fromarray(rollout.images[at]), caption)
 
 
 def draw_acceptance_map(rollouts: Mapping[str, Rollout]) -> Image.Image:
-    """Draw a band per rollout: a column per step, a cell per component, the first on top."""
+    """Draw a band per rollout: a column per step, a named row per component."""
     longest = max(len(one.steps) for one in rollouts.values())
     heights = {name: CELL * len(one.steps[0].sources) for name, one in rollouts.items()}
-    width = 2 * MARGIN + max(CELL * longest, 100 * len(COLOURS))
+    width = 2 * MARGIN + max(LABEL + CELL * longest, 100 * len(COLOURS))
     height = 2 * MARGIN + LINE + sum(one + LINE + MARGIN for one in heights.values())
     made = Image.new("RGB", (width, height), "white")
     pen = ImageDraw.Draw(made)
@@ -55,7 +79,10 @@ def draw_acceptance_map(rollouts: Mapping[str, Rollout]) -> Image.Image:
 
 
 def _draw_band(pen: ImageDraw.ImageDraw, rollout: Rollout, top: int) -> None:
+    names = rollout.components * (len(rollout.actions) // len(rollout.steps) or 1)  # of a chunk
+    for row, name in enumerate(names[: len(rollout.steps[0].sources)]):
+        pen.text((MARGIN, top + CELL * row - 1), name, fill="black", font_size=9)
     for column, step in enumerate(rollout.steps):
         for row, source in enumerate(step.sources):
-            left, upper = MARGIN + CELL * column, top + CELL * row
+            left, upper = MARGIN + LABEL + CELL * column, top + CELL * row
             pen.rectangle((left, upper, left + CELL - 2, upper + CELL - 2), fill=COLOURS[source])

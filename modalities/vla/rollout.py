@@ -39,6 +39,7 @@ class Rollout:
     steps: tuple[ActionStep, ...]  # of each request
     stats: ActionStats | None = None
     seed: int | None = None
+    components: tuple[str, ...] = ()  # names of the components of an action
 
     @property
     def seconds(self) -> float:
