@@ -18,6 +18,7 @@ from transformers import (
     DynamicCache,
     EncoderDecoderCache,
     GenerationConfig,
+    GenerationMixin,
     LogitsProcessor,
     LogitsProcessorList,
     PrefixConstrainedLogitsProcessor,
@@ -180,6 +181,12 @@ def _names_of(forward: Any) -> frozenset[str]:
 def unwrap_compiled(model: Any) -> Any:
     """The model that `torch.compile(model)` keeps as `_orig_mod`."""
     return dict(model.named_children()).get("_orig_mod", model)
+
+
+def replaces_loop(model: Any) -> bool:
+    """Whether the decoding loop of a model's `generate()` is not that of transformers."""
+    loop = getattr(unwrap_compiled(model), "_sample", None)
+    return getattr(loop, "__func__", loop) not in (None, GenerationMixin._sample)
 
 
 def cache_name(model: Any) -> str:

@@ -27,9 +27,13 @@ def find_generating_part(model: Any) -> Any | None:
 
     None for models without their own `generate()`. Decided by the class: a submodule generates if
     `generate()` is overridden, the steps of transformers' loop are not, and its code names exactly
-    one submodule with `generate()`. Each request checks that the loop was entered once.
+    one submodule with `generate()`. One that was set on the model itself, as for a repository with
+    a `custom_generate` folder, is its own too. Each request checks that the loop was entered once.
     """
-    kind = type(_hf.unwrap_compiled(model))
+    whole = _hf.unwrap_compiled(model)
+    if "generate" in vars(whole):
+        return model
+    kind = type(whole)
     if not issubclass(kind, GenerationMixin) or kind.generate is GenerationMixin.generate:
         return None
     steps = GenerationMixin.prepare_inputs_for_generation

@@ -121,6 +121,11 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
     `parts["actions"]` is the `ActionSpace` of a policy. Raises ValueError for unsuitable parts.
     """
+    if _hf.replaces_loop(backbone.model):
+        raise ValueError(
+            f"{type(backbone.model).__name__} has a decoding loop of its own (it overrides "
+            "_sample), which would be ignored here; use model.generate() for this model"
+        )
     compressor = parts.get("compressor")
     _check_sight(recipe, drafter, compressor, parts.get("sees"))
     _check_kv(recipe, parts.get("kv"))

@@ -321,13 +321,7 @@ HARMLESS = (
     *("assistant_confidence_threshold", "assistant_ensemble_weight", "assistant_lookbehind"),
     *("disable_compile", "diversity_penalty", "early_stopping", "length_penalty", "low_memory"),
     *("max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule"),
-    *(
-        "penalty_alpha",
-        "speculation_type",
-        "target_lookbehind",
-        "transformers_version",
-        "use_cache",
-    ),
+    *("penalty_alpha", "speculation_type", "target_lookbehind", "transformers_version"),
 )
 _BEAMS = "a row follows one path, not beams; pass {}=1"
 _CACHE = "tokens are kept in a cache that can roll back; drop it, or pass past_key_values="
@@ -356,5 +350,10 @@ REFUSED: dict[str, tuple[Any, str]] = {  # the neutral value, and the reason or 
         "that is a recipe here; drop it for accelerate(model, 'prompt-lookup', length=...)",
     ),
     "token_healing": (False, "it rewrites the prompt; heal the prompt beforehand"),
+    "use_cache": (
+        True,
+        "some classes predict other tokens without a cache; pass use_cache=True, or set it in the "
+        "model's generation_config",
+    ),
     "use_mtp": (False, _SELF),
 }

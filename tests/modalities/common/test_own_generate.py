@@ -124,11 +124,38 @@ class LoopOfItsOwn(transformers.LlamaForCausalLM):
 
 
 def test_a_loop_of_its_own_is_refused() -> None:
-    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
-    config = transformers.LlamaConfig(vocab_size=60, num_attention_heads=2, **sizes, **ENDS)
-    fast = mmspec.accelerate(random_model(lambda: LoopOfItsOwn(config), 0), "prompt-lookup")
+    fast = mmspec.accelerate(random_model(lambda: LoopOfItsOwn(llama_config()), 0), "prompt-lookup")
     with pytest.raises(ValueError, match=r"0 times instead of once.*use model.generate\(\)"):
         fast.generate(make_ids(), max_new_tokens=4)
+
+
+class StepsOfItsOwn(transformers.LlamaForCausalLM):
+    def _sample(self, input_ids: Tensor, *args: Any, **rest: Any) -> Tensor:
+        return input_ids.flip(1)
+
+
+def test_a_model_with_another_loop_is_refused_before_a_request() -> None:
+    model = random_model(lambda: StepsOfItsOwn(llama_config()), 0)
+    for recipe in ("plain", "prompt-lookup"):
+        with pytest.raises(ValueError, match=r"overrides _sample.*use model.generate\(\)"):
+            mmspec.accelerate(model, recipe)
+
+
+def test_a_generate_that_was_set_on_a_model_counts() -> None:
+    """As `from_pretrained` does for a repository with a `custom_generate` folder."""
+    model: Any = random_model(lambda: transformers.LlamaForCausalLM(llama_config()), 0)
+    own, how = model.generate, {"max_new_tokens": 4, "do_sample": False}
+    model.generate = lambda *args, **rest: own(*args, **rest)[:, 1:]
+    fast = mmspec.accelerate(model, "prompt-lookup")
+    assert torch.equal(fast.generate(make_ids(), **how).sequences, model.generate(make_ids(), **how))
+    model.generate = lambda input_ids, **_: input_ids.flip(1)
+    with pytest.raises(ValueError, match="0 times instead of once"):
+        mmspec.accelerate(model, "prompt-lookup").generate(make_ids(), max_new_tokens=4)
+
+
+def llama_config() -> Any:
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 1}
+    return transformers.LlamaConfig(vocab_size=60, num_attention_heads=2, **sizes, **ENDS)
 
 
 def test_scores_come_beside_the_tokens(translator: Any) -> None:

@@ -36,6 +36,7 @@ REFUSED: dict[str, Any] = {
     "prefill_chunk_size": 4,
     "prompt_lookup_num_tokens": 3,
     "token_healing": True,
+    "use_cache": False,
     "use_mtp": True,
 }
 
@@ -90,7 +91,6 @@ TAKEN: dict[str, Any] = {
     "top_p": 0.9,
     "transformers_version": "4.0.0",
     "typical_p": 0.9,
-    "use_cache": False,
     "watermarking_config": WatermarkingConfig(bias=4.0),
 }
 
