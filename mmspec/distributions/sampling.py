@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, Protocol
 
 import torch
@@ -43,6 +43,7 @@ from transformers import (
 )
 
 from mmspec import _hf
+from mmspec.distributions.call_state import StateWatch
 from mmspec.distributions.categorical import Categorical
 from mmspec.errors import check_flag, check_number, is_integer
 
@@ -62,8 +63,8 @@ class Sampling:
     The order is that of `generate()`: `processors`, then temperature, top-k, top-p, min-p, typical,
     epsilon, eta. Greedy decoding (`do_sample=False`) runs the processors only. The neutral value of
     every other setting switches it off. `processors` are stateless Hugging Face processors; a
-    custom one must not keep state between calls, which is not checked. `position_processors` run
-    first and depend on absolute positions only.
+    custom one that keeps state between calls is refused when it runs (`call_state`).
+    `position_processors` run first and depend on absolute positions only.
     """
 
     do_sample: bool = False
@@ -186,14 +187,15 @@ class Sampling:
             row_bound = not all(_ignores_rows(p) for p in self.processors)
             groups = _group(paths, batch, row_bound)
         flat = scores.flatten(0, 1)
-        for processor in self.processors:
-            if type(processor) in _PREFIX_FREE:
-                flat = processor(_no_ids(flat), flat)
-            elif type(processor) is PrefixConstrainedLogitsProcessor:
-                flat = _run_per_node(processor, flat, paths, nodes)
-            else:
-                flat = _run_grouped(processor, flat, groups)
+        for processor, watch in zip(self.processors, self._watches, strict=True):
+            run = partial(_run, processor, flat, paths, nodes, groups)
+            flat = run() if watch is None else watch.run(run)
         return flat.view(scores.shape)
+
+    @cached_property
+    def _watches(self) -> tuple[StateWatch | None, ...]:
+        """Watches of the processors that may keep state."""
+        return tuple(None if type(p) in _STATELESS else StateWatch(p) for p in self.processors)
 
 
 def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (..., V) x2 -> (..., V)
@@ -245,6 +247,20 @@ def _group(paths: list[Tensor], batch: int, row_bound: bool) -> list[_Group]:
                 keep = torch.tensor([called.index(i) for i in same], device=ids.device)
             groups.append(_Group(ids, torch.tensor(called, device=ids.device), keep))
     return groups
+
+
+def _run(
+    processor: LogitsProcessor,
+    flat: Tensor,
+    paths: list[Tensor],
+    nodes: int,
+    groups: list[_Group],
+) -> Tensor:  # (B * M, V)
+    if type(processor) in _PREFIX_FREE:
+        return processor(_no_ids(flat), flat)
+    if type(processor) is PrefixConstrainedLogitsProcessor:
+        return _run_per_node(processor, flat, paths, nodes)
+    return _run_grouped(processor, flat, groups)
 
 
 def _run_grouped(processor: LogitsProcessor, flat: Tensor, groups: list[_Group]) -> Tensor:
@@ -347,6 +363,8 @@ _ROW_FREE: frozenset[type[Any]] = frozenset(
         WatermarkLogitsProcessor,
     ]
 )
+
+_STATELESS = _PREFIX_FREE | _ROW_FREE - {PrefixConstrainedLogitsProcessor}  # with a user's function
 
 DOUBLED = (
     "drop it, or score both prompts as one doubled batch and combine them with "

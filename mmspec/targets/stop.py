@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from transformers import (
 )
 
 from mmspec import _hf
+from mmspec.distributions.call_state import StateWatch
 
 
 @dataclass(frozen=True)
@@ -25,9 +27,10 @@ class Stop:
     """Keep new tokens up to and including the first at which any condition holds.
 
     `criteria` are called once per token, with the row's tokens up to it (1, L) on the CPU and
-    without scores. A row that has ended is padded while others continue, even without an EOS
-    token; `generate()` then continues such a row. `max_time` (seconds) is measured from `started`
-    and checked once per `cut`; the current round is completed.
+    without scores; with several rows one that keeps state between calls is refused. A row that has
+    ended is padded while others continue, even without an EOS token; `generate()` then continues
+    such a row. `max_time` (seconds) is measured from `started` and checked once per `cut`; the
+    current round is completed.
     """
 
     max_new_tokens: int
@@ -145,11 +148,22 @@ class Stop:
             raise ValueError(f"{names} read the tokens before; give cut() a prefix")
         before = prefix(row).cpu()
         ids = torch.cat((before, torch.tensor(tokens, dtype=before.dtype)))[None]
+        first = None
         for index in range(len(tokens)):
             seen = ids[:, : len(before) + index + 1]
             if any(_holds(criterion, seen, row) for criterion in self.criteria):
-                return index
-        return None
+                first = index
+                break
+        for watch in self._watches:
+            if row or watch.state is None:  # the calls of a single row are those of generate()
+                watch.check()
+        return first
+
+    @cached_property
+    def _watches(self) -> tuple[StateWatch, ...]:
+        """Watches of the user's own criteria."""
+        own = (one for one in self.criteria if not type(one).__module__.startswith("transformers."))
+        return tuple(map(StateWatch, own))
 
 
 def _holds(criterion: StoppingCriteria, ids: Tensor, row: int) -> bool:  # ids (1, L)

@@ -147,7 +147,9 @@ def test_a_generate_that_was_set_on_a_model_counts() -> None:
     own, how = model.generate, {"max_new_tokens": 4, "do_sample": False}
     model.generate = lambda *args, **rest: own(*args, **rest)[:, 1:]
     fast = mmspec.accelerate(model, "prompt-lookup")
-    assert torch.equal(fast.generate(make_ids(), **how).sequences, model.generate(make_ids(), **how))
+    assert torch.equal(
+        fast.generate(make_ids(), **how).sequences, model.generate(make_ids(), **how)
+    )
     model.generate = lambda input_ids, **_: input_ids.flip(1)
     with pytest.raises(ValueError, match="0 times instead of once"):
         mmspec.accelerate(model, "prompt-lookup").generate(make_ids(), max_new_tokens=4)

@@ -266,9 +266,9 @@ def test_a_request_without_a_cache_is_refused() -> None:
         model.generation_config.use_cache = False  # as saved after training with checkpointing
         given: tuple[dict[str, Any], ...] = ({"use_cache": False}, {})
         for how in given:
-            with pytest.raises(ValueError, match="use_cache=False .*pass use_cache=True"):
+            with pytest.raises(ValueError, match=r"use_cache=False .*pass use_cache=True"):
                 fast.generate(**request, **GREEDY, **how)
-            with pytest.raises(ValueError, match="use_cache=False .*pass use_cache=True"):
+            with pytest.raises(ValueError, match=r"use_cache=False .*pass use_cache=True"):
                 model.generate(**request, **GREEDY, **how, custom_generate=fast)
         inside = model.generate(**request, **GREEDY, use_cache=True, custom_generate=fast)
         assert torch.equal(inside, expected)
