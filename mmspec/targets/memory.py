@@ -108,10 +108,7 @@ def build_block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Ten
 
 
 class Memory:
-    """Cache, mask buffer and counters of one request; rows advance independently.
-
-    The only mutable object of a request.
-    """
+    """Cache, mask buffer and counters of one request, the only mutable object of it."""
 
     def __init__(
         self,
@@ -243,6 +240,7 @@ class RowMemories:
 
     def __init__(self, rows: Sequence[Memory]) -> None:
         self.rows = list(rows)
+        self.num_useful: Sequence[int] | None = None  # nodes that each row can keep
 
     @property
     def batch(self) -> int:

@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
 from torch import Tensor
 
 import mmspec
 from mmspec.drafters.oracle import Oracle
+from mmspec.models.loading import random_model
 from mmspec.trees import Tree
 from tests import toys
 from tests.toys.texts import prompts, text
@@ -78,6 +80,21 @@ def test_the_table_of_a_decoder_behind_an_encoder(shape: Any) -> None:
         **request, max_new_tokens=ROOM, do_sample=False
     )
     assert torch.equal(out.sequences[:, -ROOM:], expected[:, -ROOM:])
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_decoder_that_counts_positions_itself_is_not_read_beyond_them(batch: int) -> None:
+    """Whisper's decoder alone counts slots, of a row that is done too."""
+    sizes: dict[str, Any] = {"d_model": 16, "encoder_layers": 2, "decoder_layers": 2}
+    heads: dict[str, Any] = {"encoder_attention_heads": 2, "decoder_attention_heads": 2}
+    ids: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": None}
+    config = transformers.WhisperConfig(
+        **{**sizes, **heads, **ids, "vocab_size": 160, "max_target_positions": FULL},
+        is_encoder_decoder=False,
+    )
+    model = random_model(lambda: transformers.WhisperForCausalLM(config), 0)
+    for corruption in (0.0, 0.3, 0.7):
+        check(model, prompts(batch), 5, corruption)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

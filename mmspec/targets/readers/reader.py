@@ -9,7 +9,7 @@ import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
@@ -121,10 +121,22 @@ class Reader(ABC):
         """Read a block; return the logits of its positions, and hidden states if requested."""
 
     def read_rows(self, rows: Any, block: Any, hidden: bool) -> tuple[Tensor, Tensor | None]:
-        """Read a block row by row, after `RowMemories`."""
-        pieces = [self.read(row, block.row(index), hidden) for index, row in enumerate(rows.rows)]
-        states = [state for _, state in pieces if state is not None]
-        return torch.cat([logits for logits, _ in pieces]), torch.cat(states) if hidden else None
+        """Read a block row by row, after `RowMemories`, without what a row cannot keep.
+
+        That may lie beyond the last position. Nodes after `rows.num_useful` have the scores of the
+        last one read, finished rows (-1) zeros.
+        """
+        useful = rows.num_useful or [block.length] * rows.batch
+        read: dict[int, Sequence[Tensor]] = {}
+        for index, row in enumerate(rows.rows):
+            if useful[index] >= 0:
+                own = cut_nodes(whole := block.row(index), useful[index])
+                found = [x for x in self.read(row, own, hidden) if x is not None]
+                read[index] = [_repeat_last(x, whole.length - own.length) for x in found]
+        blank = [torch.zeros_like(x) for x in next(iter(read.values()))]
+        columns = zip(*(read.get(index, blank) for index in range(rows.batch)), strict=True)
+        logits, *states = map(torch.cat, columns)
+        return logits, states[0] if hidden else None
 
     def divide_logits(self, logits: Tensor) -> Tensor:  # (..., V) -> (..., V)
         """Divide logits as in training, if the model class omits it (`Family.logit_divisor`)."""
@@ -234,6 +246,19 @@ def takes_masks(config: Any) -> bool:
     if "flash" in kernel or "paged" in kernel:
         check_kernel(config)
     return kernel in KERNELS
+
+
+def cut_nodes(block: TokenBlock, nodes: int) -> TokenBlock:
+    """A block of one row with its first `nodes` draft nodes, and at least one token."""
+    length = min(max(block.waiting + max(nodes, 0), 1), block.length)
+    corner = block.corner[:, :length, : block.num_preceding + length]
+    embeds = None if block.embeds is None else block.embeds[:, : length - block.waiting]
+    kept = {"tokens": block.tokens[:, :length], "depths": block.depths[:, :length]}
+    return replace(block, **kept, corner=corner, embeds=embeds)
+
+
+def _repeat_last(x: Tensor, times: int) -> Tensor:  # (1, n, D) -> (1, n + times, D)
+    return torch.cat((x, x[:, -1:].expand(-1, times, -1)), 1) if times else x
 
 
 def plan_step(memory: Memory, block: TokenBlock) -> tuple[Tensor, Tensor]:

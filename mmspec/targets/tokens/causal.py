@@ -200,6 +200,8 @@ class CausalTarget:
             calls = 2
         layout = build_block(context.pending_tokens(), draft, memory.like)
         layers = self._layers()
+        if isinstance(memory, RowMemories) and not layers:  # these record whole blocks
+            memory.num_useful = context.count_useful_nodes()
         with ExitStack() as stack:
             for noted in layers.values():
                 stack.enter_context(noted)

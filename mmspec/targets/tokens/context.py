@@ -91,6 +91,12 @@ class Context:
         counts = [max(count, 1) for count in self.pending]
         return [row[len(row) - count :] for row, count in zip(self.history, counts, strict=True)]
 
+    def count_useful_nodes(self) -> list[int]:
+        """Draft nodes per row that it can keep before its last token; -1 in a finished row."""
+        most = self.request.max_new_tokens - 1
+        rows = enumerate(self.finished)
+        return [-1 if finished else most - self.num_generated(row) for row, finished in rows]
+
     def position(self) -> Tensor:  # (B, 1)
         """Absolute position of the next token, on the device."""
         return torch.tensor([[length] for length in self.lengths], device=self.device)
