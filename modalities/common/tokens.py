@@ -33,6 +33,7 @@ MODEL_INPUTS = frozenset(
         *("token_type_ids", "mm_token_type_ids"),
     }
 )
+MIN_INDEX_HEADS = 16  # all are clamped, so that scores tie, for one token in 2**16
 
 
 @dataclass
@@ -87,7 +88,7 @@ class BoundTokens:
     ) -> Call:
         """Return a request as a `Call` of the loop."""
         batch = len(prompt_tensor(inputs))
-        seed = fresh_seed() if seed is None else seed
+        seed = fresh_seed(moves=sampling.do_sample) if seed is None else seed
         noise = KeyedNoise.from_seed(seed, batch, self.backbone.device, row_ids)
         given = check_drafter_inputs(drafter_inputs, self._draft_names(), batch)
         own = self.drafter.prepare_inputs(given, batch)
@@ -121,11 +122,7 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
     `parts["actions"]` is the `ActionSpace` of a policy. Raises ValueError for unsuitable parts.
     """
-    if _hf.replaces_loop(backbone.model):
-        raise ValueError(
-            f"{type(backbone.model).__name__} has a decoding loop of its own (it overrides "
-            "_sample), which would be ignored here; use model.generate() for this model"
-        )
+    _check_target(backbone)
     compressor = parts.get("compressor")
     _check_sight(recipe, drafter, compressor, parts.get("sees"))
     _check_kv(recipe, parts.get("kv"))
@@ -167,6 +164,23 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     checks = parts.get("check", True)
     check_flag("check", checks)
     return BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
+
+
+def _check_target(reader: Any) -> None:
+    """Refuse a model that would decode otherwise than its own `generate()`. Raises ValueError."""
+    name, config = type(reader.model).__name__, reader.config
+    if _hf.replaces_loop(reader.model):
+        raise ValueError(
+            f"{name} has a decoding loop of its own (it overrides _sample), which would be ignored "
+            "here; use model.generate() for this model"
+        )
+    heads = None if getattr(config, "index_topk", None) is None else config.index_n_heads
+    if heads is not None and heads < MIN_INDEX_HEADS:
+        raise ValueError(
+            f"{name} selects the tokens it attends to by index_n_heads={heads} heads, whose scores "
+            "are clamped at zero: with so few they tie, and a block of drafted tokens would select "
+            "others than single tokens do; use model.generate() for this model"
+        )
 
 
 def _check_kv(recipe: Recipe, kv: Any) -> None:

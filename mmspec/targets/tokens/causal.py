@@ -22,6 +22,7 @@ from mmspec.targets.readers.attention_tap import (
 )
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.readers.check import check, check_without_prompt, has_free_positions
+from mmspec.targets.readers.check_turn import check_turn
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder, add_source, encode_shared_source
 from mmspec.targets.readers.hooks import (
     HiddenStateHook,
@@ -147,6 +148,8 @@ class CausalTarget:
             memory, logits = self._read_prompt(request, inputs)
         if self._must_reread(request, memory, logits):
             memory, logits = self._read_prompt(request, inputs)
+        if self.checks and request.past is not None and isinstance(self.backbone, Backbone):
+            check_turn(self.backbone, request.inputs, request.past, logits)
         if tap is not None:
             offer |= tap.offer()
         if early is not None:

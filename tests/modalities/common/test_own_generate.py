@@ -11,6 +11,7 @@ from torch import Tensor
 from transformers.models.bark.generation_configuration_bark import BarkSemanticGenerationConfig
 
 import mmspec
+from mmspec.modalities.vlm.tiny_configs import tiny_config
 from mmspec.models.loading import random_model
 
 ENDS: dict[str, Any] = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -183,3 +184,15 @@ def test_settings_are_looked_at_before(
     fast = mmspec.accelerate(translator, "prompt-lookup")
     with pytest.raises(ValueError, match=message):
         fast.generate(make_ids(), tgt_lang="fra", max_new_tokens=3, **given)
+
+
+def test_an_indexer_of_few_heads_is_refused() -> None:
+    """Scores of its heads are clamped at zero, so that few heads tie: a block selects otherwise."""
+    config = tiny_config(transformers.DeepseekV4Config)
+    for heads in (2, 15):
+        config.index_n_heads = heads
+        model = random_model(lambda: transformers.DeepseekV4ForCausalLM(config), 0)
+        with pytest.raises(ValueError, match=rf"index_n_heads={heads} heads.*model.generate\(\)"):
+            mmspec.accelerate(model, "prompt-lookup")
+    config.index_n_heads = 32
+    mmspec.accelerate(random_model(lambda: transformers.DeepseekV4ForCausalLM(config), 0))
