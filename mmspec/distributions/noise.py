@@ -146,6 +146,10 @@ def _fold(index: int) -> int:
     return _scalar_hash(index)
 
 
-def fresh_seed() -> int:
-    """A seed from torch's own generator: `torch.manual_seed` reproduces a call without one."""
-    return int(torch.randint(2**62, ()))
+def fresh_seed(moves: bool = True) -> int:
+    """A seed from torch's own generator: `torch.manual_seed` reproduces a call without one.
+
+    `moves` is whether that generator moves on, as it does in the model's own sampling only.
+    """
+    generator = torch.default_generator if moves else torch.default_generator.clone_state()
+    return int(torch.randint(2**62, (), generator=generator))

@@ -133,17 +133,14 @@ def prepare_request(
             f"{max_length} positions of {image_family.name}; give a smaller grid="
         )
     start = inputs["attention_mask"].sum(-1, keepdim=True)
-    seed = arguments.get("seed")
+    sampling, seed = _resolve_sampling(model, grid, inputs, arguments), arguments.get("seed")
     return ImageRequest(
         image_family,
         grid,
         _add_guidance(image_family, model, inputs, arguments),
-        replace(
-            _resolve_sampling(model, grid, inputs, arguments),
-            position_processors=(GridMask(grid, start),),
-        ),
+        replace(sampling, position_processors=(GridMask(grid, start),)),
         Stop(grid.length),
-        fresh_seed() if seed is None else int(seed),
+        fresh_seed(moves=sampling.do_sample) if seed is None else int(seed),
         arguments.get("row_ids"),
     )
 

@@ -76,7 +76,7 @@ class FrameSession(Session):
         start = perf_counter()
         inputs, settings = self.prepare_arguments(given)
         batch, seed = len(inputs["input_ids"]), given.get("seed")
-        seed = fresh_seed() if seed is None else seed
+        seed = fresh_seed(moves=settings.sampling.do_sample) if seed is None else seed
         noise = KeyedNoise.from_seed(seed, batch, self.model.device, given.get("row_ids"))
         verifier: Any = self.recipe.verifier
         target = FrameTarget(self.reader)
