@@ -30,6 +30,7 @@ _STATES, _TOKENS = 8, 16  # probes
 _SAME = 0.95  # median cosine over tokens; 0 +- 0.4 for another target
 MIN_SHARED = 0.99  # share of equal ids of two tokenizers
 MAX_PADDING = 512  # difference of vocabulary sizes with one tokenizer (Qwen: 128)
+MAX_PADDING_SHARE = 0.01  # of the larger one: in a small vocabulary few ids are padding
 
 
 def fingerprint(target: Reader) -> list[list[float]] | None:
@@ -119,7 +120,7 @@ def compare_vocabularies(
 
 def check_vocabulary_sizes(target: int, drafter: int) -> None:
     """Refuse a draft model whose vocabulary differs by more than padding. Raises ValueError."""
-    if abs(target - drafter) > MAX_PADDING:
+    if abs(target - drafter) > min(MAX_PADDING, MAX_PADDING_SHARE * max(target, drafter)):
         raise ValueError(
             f"the draft model has a vocabulary of {drafter} tokens, the target one of {target}: "
             "their token ids do not mean the same; choose a draft model with the target's tokenizer"

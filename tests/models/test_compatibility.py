@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmspec
 from mmspec import zoo
@@ -16,6 +17,7 @@ from mmspec.models.compatibility import (
     KEY,
     check_signature,
     check_vocabularies,
+    check_vocabulary_sizes,
     fingerprint,
     sign_head,
 )
@@ -105,6 +107,21 @@ def test_a_model_from_such_a_folder_cannot_draft(tmp_path: Path) -> None:
     finally:
         small.config._name_or_path = own
     mmspec.accelerate(target, "coupled", drafter=small)
+
+
+@pytest.mark.parametrize("recipe", ["coupled", "speculative-sampling", "spec-infer"])
+def test_a_smaller_vocabulary_is_refused_when_it_is_bound(recipe: str) -> None:
+    """An id beyond it would fail in the middle of a request; padding to round sizes passes."""
+    sizes: dict[str, Any] = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    model = toys.model("llama")
+    own = int(model.config.vocab_size)
+    for size in (own // 2, own - 5, own + 5):
+        config = LlamaConfig(vocab_size=size, num_attention_heads=2, **sizes)
+        with pytest.raises(
+            ValueError, match=f"vocabulary of {size} tokens, the target one of {own}"
+        ):
+            mmspec.accelerate(model, recipe, drafter=LlamaForCausalLM(config).eval())
+    check_vocabulary_sizes(152_064, 151_936)
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[]", '{"model": {"vocab": 5}}'])
