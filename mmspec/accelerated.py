@@ -61,6 +61,7 @@ class Accelerated(Calls):
         self.given = dict(given)  # the parts that the user replaced, for save_pretrained
         self.last_stats: Stats | None = None
         self.warned = self.is_disabled = False
+        self.remake: partial[Accelerated] | None = None  # set by `accelerate`
         if session.signature is not None:  # transformers inspects the signature of custom_generate
             self.__signature__ = session.signature
 
@@ -105,6 +106,19 @@ class Accelerated(Calls):
         if not isinstance(folder, str | Path) or not str(folder):
             raise ValueError(f"folder={folder!r} must be a path; give a new folder")
         save(self, Path(folder))
+
+    def __copy__(self) -> Self:
+        """The same model and session, with statistics of its own."""
+        twin = object.__new__(type(self))
+        vars(twin).update(vars(self))
+        return twin
+
+    def __reduce__(self) -> Any:
+        """A deep copy or a pickle binds the model again: it holds the arguments of `accelerate`."""
+        if self.remake is None:
+            return super().__reduce__()
+        state = {"last_stats": self.last_stats, "is_disabled": self.is_disabled}
+        return _remake, (self.remake.func, self.remake.args, self.remake.keywords), state
 
     def __repr__(self) -> str:
         name = self.recipe.name or "custom recipe"
@@ -250,6 +264,10 @@ class PartialOutput:
     @torch.no_grad()
     def _decode(self, ends: Sequence[int]) -> Any:
         return self.view([row[:end] for row, end in zip(self.rows, ends, strict=True)])
+
+
+def _remake(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    return function(*args, **keywords)
 
 
 def _call_model(model: Any, call: str, args: Sequence[Any], arguments: Mapping[str, Any]) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -82,7 +83,10 @@ def accelerate(
     own = {name: value for name, value in given.items() if name in owner.parts}
     session = plug.session(model, plan, drafter, own)
     _warn_of_self_drafting(plan, drafter, source)
-    return session.interface(session, owner, given)
+    made = session.interface(session, owner, given)
+    again = {"drafter": drafter, "verifier": verifier, "modality": modality, **parts}
+    made.remake = partial(accelerate, model, recipe, **again)
+    return made
 
 
 def _warn_of_self_drafting(plan: Recipe, drafter: Any, source: Any) -> None:

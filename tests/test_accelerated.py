@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import pickle
 import pydoc
+from typing import Any
 
 import pytest
+import torch
 
 import mmspec
 from mmspec.accelerated import Accelerated
@@ -58,3 +62,38 @@ def test_a_verifier_of_another_kind_of_token_is_refused(name: str) -> None:
         mmspec.accelerate(
             toys.model("llama"), "coupled", drafter=toys.model("llama"), verifier=name
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        ("llava", "prompt-lookup"),
+        ("llava", "eagle-3"),  # with trained heads
+        ("granite-speech", "ctc-ssd"),
+        ("image", "sjd"),
+        ("vla", "hold-last"),
+        ("diffusion", "taylorseer"),
+        ("codec-lm", "prompt-lookup"),
+    ],
+)
+def test_an_object_can_be_pickled_and_copied(name: str, recipe: str) -> None:
+    fast = mmspec.accelerate(f"zoo:{name}", recipe)
+    fast.disable()
+    for again in (pickle.loads(pickle.dumps(fast)), copy.deepcopy(fast)):
+        assert repr(again) == repr(fast)
+        assert again.is_disabled
+        assert again.model is not fast.model
+    assert copy.copy(fast).model is fast.model
+
+
+def test_a_pickle_generates_the_same_tokens() -> None:
+    model, request = toys.model("llama"), toys.inputs("llama")
+    how: dict[str, Any] = {"max_new_tokens": 8, "do_sample": True, "seed": 3}
+    fast = mmspec.accelerate(
+        model, "coupled", drafter=toys.model("llama", layers=1), verifier="rejection", length=3
+    )
+    expected = fast.generate(**request, **how)
+    again = pickle.loads(pickle.dumps(fast))
+    assert again.last_stats == fast.last_stats
+    assert again.given == fast.given
+    assert torch.equal(again.generate(**request, **how).sequences, expected.sequences)

@@ -6,6 +6,7 @@ import copy
 import errno
 import json
 import threading
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -304,6 +305,26 @@ def test_sampling_is_asked_for_as_users_do() -> None:
     again = fast.generate(**request, max_new_tokens=8, do_sample=True, seed=1).sequences
     assert torch.equal(sampled, again)
     assert not torch.equal(sampled, greedy)
+
+
+def test_torchs_noise_moves_as_it_does_in_generate() -> None:
+    """Not in greedy decoding; a sampled call without a seed follows `torch.manual_seed`."""
+    model, request = toys.model("llama"), toys.inputs("llama")
+    for recipe, drafter in (("prompt-lookup", None), ("coupled", toys.model("llama", layers=1))):
+        fast = mmspec.accelerate(model, recipe, drafter=drafter)
+        for run in (fast.generate, partial(model.generate, custom_generate=fast)):
+            before = torch.get_rng_state()
+            run(**request, max_new_tokens=8, do_sample=False)
+            assert torch.equal(torch.get_rng_state(), before)
+        calls = []
+        for _ in range(2):
+            torch.manual_seed(3)
+            calls += [
+                fast.generate(**request, max_new_tokens=8, do_sample=True).sequences.tolist()
+                for _ in range(2)
+            ]
+        assert calls[:2] == calls[2:]
+        assert calls[0] != calls[1]
 
 
 def test_the_names_of_the_package() -> None:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec.drafters.oracle import Oracle
+from mmspec.modalities.vlm import survey
 from tests import toys
 from tests.partners import noisy
 
@@ -103,3 +104,18 @@ def test_embeddings_of_another_length_than_the_ids_are_refused() -> None:
     del request["attention_mask"]
     with pytest.raises(ValueError, match=r"input_ids are .* and inputs_embeds .*same tokens"):
         fast.generate(**request, input_ids=short, **GREEDY)
+
+
+@pytest.mark.parametrize("batch", [1, 2])
+def test_a_recurrent_model_continues_embeddings_inside_generate(batch: int) -> None:
+    """Mamba calls its cache `cache_params`."""
+    model = survey.build("Mamba2ForCausalLM")
+    model.generation_config.eos_token_id = None
+    ids = torch.randint(5, 90, (batch, 6), generator=torch.Generator().manual_seed(0))
+    request: dict[str, Any] = {"inputs_embeds": model.get_input_embeddings()(ids).detach()}
+    how: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    expected = model.generate(**request, **how)
+    for recipe in ("plain", "prompt-lookup"):
+        fast = mmspec.accelerate(model, recipe)
+        assert torch.equal(model.generate(**request, **how, custom_generate=fast), expected)
+        assert torch.equal(fast.generate(**request, **how).sequences, expected)
