@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from transformers import PrefixConstrainedLogitsProcessor
 
 DEPTH = 4  # of nested containers and objects
 MAX_VALUES = 500  # looked at per function, so that a large table costs little
@@ -61,6 +62,12 @@ class StateWatch:
             "tokens that are dropped, and row by row: compute its result from its arguments alone, "
             "or use model.generate()"
         )
+
+
+def is_of_user(function: Any) -> bool:
+    """Whether a processor or criterion, or a function that it calls, is not of transformers."""
+    calls_own = isinstance(function, PrefixConstrainedLogitsProcessor)
+    return calls_own or not type(function).__module__.startswith("transformers.")
 
 
 def describe_state(function: Any) -> dict[str, Any]:

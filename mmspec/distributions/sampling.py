@@ -43,7 +43,7 @@ from transformers import (
 )
 
 from mmspec import _hf
-from mmspec.distributions.call_state import StateWatch
+from mmspec.distributions.call_state import StateWatch, is_of_user
 from mmspec.distributions.categorical import Categorical
 from mmspec.errors import check_flag, check_number, is_integer
 
@@ -194,8 +194,8 @@ class Sampling:
 
     @cached_property
     def _watches(self) -> tuple[StateWatch | None, ...]:
-        """Watches of the processors that may keep state."""
-        return tuple(None if type(p) in _STATELESS else StateWatch(p) for p in self.processors)
+        """Watches of the user's own processors."""
+        return tuple(StateWatch(p) if is_of_user(p) else None for p in self.processors)
 
 
 def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (..., V) x2 -> (..., V)
@@ -363,8 +363,6 @@ _ROW_FREE: frozenset[type[Any]] = frozenset(
         WatermarkLogitsProcessor,
     ]
 )
-
-_STATELESS = _PREFIX_FREE | _ROW_FREE - {PrefixConstrainedLogitsProcessor}  # with a user's function
 
 DOUBLED = (
     "drop it, or score both prompts as one doubled batch and combine them with "

@@ -19,7 +19,7 @@ from transformers import (
 )
 
 from mmspec import _hf
-from mmspec.distributions.call_state import StateWatch
+from mmspec.distributions.call_state import StateWatch, is_of_user
 
 
 @dataclass(frozen=True)
@@ -162,8 +162,7 @@ class Stop:
     @cached_property
     def _watches(self) -> tuple[StateWatch, ...]:
         """Watches of the user's own criteria."""
-        own = (one for one in self.criteria if not type(one).__module__.startswith("transformers."))
-        return tuple(map(StateWatch, own))
+        return tuple(map(StateWatch, filter(is_of_user, self.criteria)))
 
 
 def _holds(criterion: StoppingCriteria, ids: Tensor, row: int) -> bool:  # ids (1, L)
