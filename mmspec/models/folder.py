@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -159,9 +160,19 @@ def _shapes(file: Path) -> dict[str, Shape]:
             entries = {name: one for name, one in header.items() if name != "__metadata__"}
             ends = [int(one["data_offsets"][1]) for one in entries.values()]
             shapes = {name: tuple(map(int, one["shape"])) for name, one in entries.items()}
+            for name, one in entries.items():
+                _check_tensor_size(name, shapes[name], one)
         except (ValueError, TypeError, KeyError, IndexError, AttributeError) as error:
             raise ValueError(f"{file} is damaged ({error}); copy it again") from error
     expected = _LENGTH + length + max(ends, default=0)
     if size != expected:
         raise ValueError(f"{file} has {size} of {expected} bytes; copy it again")
     return shapes
+
+
+def _check_tensor_size(name: str, shape: Shape, entry: Mapping[str, Any]) -> None:
+    """Check that the bytes of a tensor are those of its shape. Raises ValueError."""
+    start, end = entry["data_offsets"]
+    bits = re.search(r"\d+", entry["dtype"])  # F32, BF16, F8_E4M3, ...; BOOL has 8
+    if prod(shape) * int(bits[0] if bits else 8) != 8 * (end - start):
+        raise ValueError(f"{name} of shape {list(shape)} has {end - start} bytes")

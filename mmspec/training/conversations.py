@@ -15,11 +15,13 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from mmspec.errors import parse_json
+from mmspec.errors import check_is_file, parse_json
 
+MAX_LINE_BYTES = 16 << 20
 MARK = "<image>"  # position of an image in a text
 ROLES = {"human": "user", "gpt": "assistant", "bing": "assistant", "chatgpt": "assistant"}
 
@@ -97,11 +99,18 @@ def digest(data: Path) -> str:
 
 def _rows(files: Sequence[Path]) -> Iterator[tuple[str, Mapping[str, Any]]]:
     for file in files:
+        check_is_file(file)
         with file.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
+            bounded = iter(partial(lines.readline, MAX_LINE_BYTES + 1), b"")
+            for number, line in enumerate(bounded, 1):
+                place = f"{file}:{number}"
+                if len(line) > MAX_LINE_BYTES:
+                    raise ValueError(
+                        f"{place} has more than {MAX_LINE_BYTES >> 20} MiB; give one question, or "
+                        "one conversation, per line"
+                    )
                 if not line.strip():
                     continue
-                place = f"{file}:{number}"
                 try:
                     row = parse_json(line)
                 except ValueError as error:

@@ -51,6 +51,17 @@ def test_truncated_weights_are_refused(tmp_path: Path, length: int) -> None:
         read_shapes(tmp_path)
 
 
+def test_a_shape_has_its_bytes(tmp_path: Path) -> None:
+    kinds = (torch.bool, torch.int8, torch.float8_e4m3fn, torch.float16, torch.complex64)
+    save_file({str(kind): torch.zeros(3).to(kind) for kind in kinds}, tmp_path / "a.safetensors")
+    assert set(read_shapes(tmp_path).values()) == {(3,)}
+    header = json.dumps({"a": {"dtype": "F32", "shape": [10**18], "data_offsets": [0, 8]}}).encode()
+    file = tmp_path / "a.safetensors"
+    file.write_bytes(len(header).to_bytes(8, "little") + header + bytes(8))
+    with pytest.raises(ValueError, match=r"a of shape \[1000000000000000000\] has 8 bytes"):
+        read_shapes(tmp_path)
+
+
 def test_pickled_weights_are_not_read(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="has no weights"):
         read_shapes(tmp_path)
