@@ -112,8 +112,9 @@ class Modality:
 def setting(default: Any, about: str, **more: Any) -> Any:
     """A field of `Modality.settings`: its default, its help, and `min`, `max` or `choices`.
 
-    `only` names the command that takes it ("generate" or "bench"; default: all), and `writes` the
-    suffixes of a file that will be written.
+    `only` names the command that takes it ("generate" or "bench"; default: all), `writes` the
+    suffixes of a file that will be written, `reads` what a file must hold, and `checkpoints` the
+    bundled models that take it, if not all. One that `replaces_prompt` makes a prompt optional.
     """
     return field(default=default, metadata={"help": about, **more})
 

@@ -13,7 +13,15 @@ from mmspec.bench.compare import Comparison
 from mmspec.bench.plots import plot_ranking
 from mmspec.bench.ranking import Ranking
 from mmspec.bench.row import Row
-from mmspec.cli.models import ALL, LoadedModels, check_files, load, select, set_threads
+from mmspec.cli.models import (
+    ALL,
+    LoadedModels,
+    check_files,
+    check_prompts,
+    load,
+    select,
+    set_threads,
+)
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.output import (
     console,
@@ -50,7 +58,9 @@ def run(
         _growth(options, repeats)
         return
     check_files(out, plot, (".csv", ".md"))
-    loaded = load(options, select(options))
+    named = select(options)
+    check_prompts(named.owner, prompt or ())
+    loaded = load(options, named)
     selected, is_all = loaded.selection, ALL in (options.recipe or ())
     models, left_out = _accelerate_all(loaded, is_all)
     drafters = dict(selected.drafters)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from pathlib import Path
 
 import typer
 
@@ -56,9 +55,6 @@ def examine(
             check_source(name)
     owner = registry.find_modality(target, modality)
     formatting = registry.formatting(owner)
-    for name in (target, drafter):
-        if name is not None and Path(name).is_dir() and not any(Path(name).glob("*.json")):
-            raise ValueError(f"{name} holds no model; give a folder that save_pretrained wrote")
     silence_libraries()
     with show_status(f"looking at {target}", json):
         small = None if drafter is None else _folder(drafter)

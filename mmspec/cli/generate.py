@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 from mmspec import bench, registry
 from mmspec.accelerated import Accelerated
-from mmspec.cli.models import LoadedModels, Selected, check_distinct, check_file, load, select
-from mmspec.cli.options import ModelOptions
+from mmspec.cli.models import (
+    LoadedModels,
+    Selected,
+    check_distinct,
+    check_file,
+    check_prompts,
+    load,
+    select,
+)
+from mmspec.cli.options import ModelOptions, flag
 from mmspec.cli.output import (
     console,
     format_percent,
@@ -33,6 +42,8 @@ def run(options: ModelOptions, prompt: str, out: Path | None, compare: bool, rep
     """Generate, print or write the output, and measure it beside the library's generate()."""
     selected = select(options)
     recipe, place = selected.recipe, _output_file(out, selected)
+    check_prompts(selected.owner, [prompt])
+    _check_sound(selected)
     loaded = load(options, selected)
     request, fast = loaded.formatter.request([prompt]), loaded.accelerate(recipe)
     with show_status(f"generating with {recipe}", options.json):
@@ -64,6 +75,16 @@ def run(options: ModelOptions, prompt: str, out: Path | None, compare: bool, rep
         print_json(document)
     else:
         print_pairs([*_speed(document), *_run(document, stats)])
+
+
+def _check_sound(selected: Selected) -> None:
+    """Refuse to transcribe nothing. Raises ValueError."""
+    for one in fields(selected.owner.settings):
+        is_needed = one.metadata.get("reads") and one.metadata.get("replaces_prompt")
+        if is_needed and getattr(selected.settings, one.name) is None:
+            raise ValueError(
+                f"{selected.model} reads an {one.metadata['reads']}; give {flag(one.name)} a file"
+            )
 
 
 def _output_file(out: Path | None, selected: Selected) -> Path | None:

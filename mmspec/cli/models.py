@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -58,6 +58,7 @@ def select(options: ModelOptions) -> Selected:
     _check_options(options, owner, model)
     usual = zoo.info(model).settings if model.startswith(ZOO) else {}
     settings = parse_settings(owner.settings, {**usual, **options.settings})
+    _check_inputs(options, owner, model)
     files: dict[str, Path] = {}
     for one in select_settings(owner, options.command):
         value = options.settings.get(one.name)
@@ -86,6 +87,10 @@ def _select_model(options: ModelOptions) -> tuple[Modality, str]:
         owner = max(fitting, key=lambda one: one.is_general)
     if name is None:
         targets = [entry.name for entry in owner.zoo if entry.target is None]
+        for one in select_settings(owner, options.command):
+            takers = one.metadata.get("checkpoints")
+            if takers and options.settings.get(one.name) is not None:
+                targets = list(takers)
         if not targets:
             raise ValueError(f"modality {owner.name} has no bundled model; give --model")
         name = f"{ZOO}{targets[0]}"
@@ -105,6 +110,29 @@ def _check_options(options: ModelOptions, owner: Modality, model: str) -> None:
             f"{', '.join(foreign)}: no option of `mmspec {options.command}` for {model}, whose "
             f"modality is {owner.name}; it has {', '.join(map(flag, known))}"
         )
+
+
+def _check_inputs(options: ModelOptions, owner: Modality, model: str) -> None:
+    """Refuse missing files, and those that a bundled model does not read. Raises ValueError."""
+    for one in select_settings(owner, options.command):
+        value, what = options.settings.get(one.name), one.metadata.get("reads")
+        takers = one.metadata.get("checkpoints")
+        if what is None or value is None:
+            continue
+        if takers and model.startswith(ZOO) and zoo.info(model).name not in takers:
+            raise ValueError(
+                f"{model} reads no {what}; drop {flag(one.name)}, or choose a model that does, "
+                f"such as {ZOO}{takers[0]}"
+            )
+        if not value.startswith(ZOO) and not Path(value).exists():
+            raise ValueError(f"there is no {what} {value}; give {flag(one.name)} another file")
+
+
+def check_prompts(owner: Modality, prompts: Sequence[str]) -> None:
+    """Refuse an empty prompt where nothing replaces it. Raises ValueError."""
+    replaced = any(one.metadata.get("replaces_prompt") for one in fields(owner.settings))
+    if not replaced and not all(one.strip() for one in prompts):
+        raise ValueError("the prompt is empty; give --prompt some text")
 
 
 def _select_recipes(
@@ -277,8 +305,10 @@ def check_source(name: str) -> None:
             raise ValueError(
                 f"{name} is not there ({zoo.path(own)}); train it with `mmspec zoo train {own}`"
             )
-    else:
-        check_folder_exists(name)
+        return
+    check_folder_exists(name)
+    if Path(name).is_dir() and not any(Path(name).glob("*.json")):
+        raise ValueError(f"{name} holds no model; give a folder that save_pretrained wrote")
 
 
 def check_file(option: str, file: Path, owner: Modality) -> None:

@@ -74,6 +74,8 @@ def run(**typed: Any) -> None:
     recipes.check_decodes(recipe, owner.all_decodes, options.target, owner.unsupported_options)
     teaching = registry.training_data(owner)
     check_source(options.target)
+    if options.head is not None:
+        check_source(str(options.head))
     plays = teaching.names_environment(str(options.data))
     if plays and options.dry_run:
         raise ValueError(

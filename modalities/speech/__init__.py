@@ -69,7 +69,12 @@ def owns_frame_model(source: Source) -> bool:
 class RecognitionSettings:
     """The audio, its language, and how tokens are sampled."""
 
-    audio: str | None = setting(None, "An audio file: WAV, or a format that soundfile reads.")
+    audio: str | None = setting(
+        None,
+        "An audio file: WAV, or a format that soundfile reads.",
+        reads="audio file",
+        replaces_prompt=True,
+    )
     language: str | None = setting(None, "Language of the speech, such as en; default: detected.")
     task: str | None = setting(
         None,

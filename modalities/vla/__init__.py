@@ -25,7 +25,9 @@ class PolicySettings:
     """Environment, instruction, time limit and sampling of a policy."""
 
     world: str = setting("table", "An environment of mmspec.modalities.vla.worlds.")
-    instruction: str | None = setting(None, "The instruction; default: of the environment.")
+    instruction: str | None = setting(
+        None, "The instruction; default: of the environment.", replaces_prompt=True
+    )
     steps: int | None = setting(
         None, "Maximum steps of an episode; default: of the environment.", min=1, max=100_000
     )

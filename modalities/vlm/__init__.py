@@ -19,8 +19,13 @@ def owns(source: Source) -> bool:
 class LanguageSettings:
     """Images and clips of the prompt, generation settings, and the examples of `mmspec bench`."""
 
-    image: str | None = setting(None, "An image file, or zoo:scene.")
-    video: str | None = setting(None, "A video file, a folder of images, or zoo:clip.")
+    image: str | None = setting(None, "An image file, or zoo:scene.", reads="image")
+    video: str | None = setting(
+        None,
+        "A video file, a folder of images, or zoo:clip.",
+        reads="video",
+        checkpoints=("video", "qwen2.5-vl"),
+    )
     frames: int | None = setting(None, "Evenly spread frames of the video; default: 16.", min=1)
     fps: float | None = setting(None, "Frames of the video per second, instead of --frames.")
     max_new_tokens: int = setting(64, "Maximum number of new tokens.", min=1, max=1 << 16)

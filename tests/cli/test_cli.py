@@ -247,6 +247,42 @@ def test_errors_are_one_line(
     assert message in line
 
 
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("generate",), "the prompt is empty"),
+        (("generate", "--modality", "image", "--prompt", " "), "the prompt is empty"),
+        (("bench", "--prompt", ""), "the prompt is empty"),
+        (("generate", "--prompt", "x", "--image", "no.png"), "there is no image no.png"),
+        (("bench", "--image", "no.png"), "there is no image no.png; give --image another"),
+        (("generate", "--prompt", "x", "--video", "no.mp4"), "there is no video no.mp4"),
+        (
+            ("generate", "--prompt", "x", "--model", "zoo:llava", "--video", "zoo:clip"),
+            "zoo:llava reads no video; drop --video, or choose a model that does, such as zoo:vid",
+        ),
+        (("generate", "--modality", "asr"), "reads an audio file; give --audio a file"),
+        (("bench", "--model", "zoo:whisper", "--audio", "no.wav"), "there is no audio file no.wav"),
+        (("generate", "--prompt", "x", "--drafter", "tests/cli"), "tests/cli holds no model"),
+    ],
+)
+@needs_zoo
+def test_inputs_are_looked_at_before_models_load(
+    arguments: tuple[str, ...],
+    message: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def load(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a model is loaded")
+
+    monkeypatch.setattr(registry, "plug", load)
+    assert message in fail(capsys, *arguments)[1]
+
+
+def test_a_clip_selects_a_bundled_model_that_reads_it() -> None:
+    assert select(ModelOptions(settings={"video": "zoo:clip"})).model == "zoo:video"
+
+
 @pytest.mark.exhaustive
 def test_overlapped_schedules_are_timed(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
