@@ -174,7 +174,7 @@ def forward_names(model: Any) -> frozenset[str]:
 def _names_of(forward: Any) -> frozenset[str]:
     """Argument names; `args` and `kwargs` for those that take any, whatever they are called."""
     kinds, named = inspect.Parameter, inspect.signature(forward).parameters.items()
-    usual = {kinds.VAR_POSITIONAL: "args", kinds.VAR_KEYWORD: "kwargs"}
+    usual: dict[Any, str] = {kinds.VAR_POSITIONAL: "args", kinds.VAR_KEYWORD: "kwargs"}
     return frozenset(usual.get(one.kind, name) for name, one in named)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,10 @@ def drafted(inputs: Any) -> mmspec.Output:
         **toys.inputs("llama"), max_new_tokens=4, drafter_inputs=inputs
     )
     return out
+
+
+def _save(folder: Any) -> None:
+    fast().save_pretrained(folder)
 
 
 def small() -> Any:
@@ -202,10 +207,10 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     "check that is neither": (lambda: fast(check=""), ["check=''", "True nor False"]),
     **{
         f"keys and values of {given!r}": (
-            lambda given=given: fast(recipe="std", kv=given),
+            partial(fast, recipe="std", kv=given),
             [f"kv={given!r}", "choose one of same"],
         )
-        for given in ("", [], 0, False)
+        for given in ["", [], 0, False]
     },
     "draft length of another library": (
         lambda: fast(recipe="prompt-lookup", num_speculative_tokens=4),
@@ -258,10 +263,10 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     ),
     **{
         f"saved to {given!r}": (
-            lambda given=given: fast().save_pretrained(given),
+            partial(_save, given),
             [f"folder={given!r} must be a path"],
         )
-        for given in ("", 1.5, None)
+        for given in ["", 1.5, None]
     },
     "saved model that is none": (lambda: mmspec.load("tests"), ["tests", "save_pretrained wrote"]),
     "attention without a tree mask": (
@@ -540,7 +545,7 @@ def test_padding_on_the_right_does_not_blame_the_class() -> None:
 def test_a_forward_may_take_anything(names: str) -> None:
     kind: Any = type(toys.model("llama"))
 
-    class Wrapped(kind):
+    class Wrapped(kind):  # type: ignore[misc]
         if names == "args":
 
             def forward(self, *args: Any, **kwargs: Any) -> Any:

@@ -20,6 +20,7 @@ from transformers import (
 
 from mmspec import _hf
 from mmspec.distributions.call_state import StateWatch, is_of_user
+from mmspec.errors import check_number
 
 
 @dataclass(frozen=True)
@@ -40,15 +41,16 @@ class Stop:
     started: float = field(default_factory=time.time)
 
     def __post_init__(self) -> None:
+        check_number("max_new_tokens", self.max_new_tokens, whole=True, example=64)
         if self.max_new_tokens < 1:
             raise ValueError(
                 f"max_new_tokens={self.max_new_tokens} leaves nothing to generate; give at least "
                 "1, and a max_length above the length of the prompt"
             )
-        if self.max_time is not None and not self.max_time > 0:
-            raise ValueError(
-                f"max_time={self.max_time} is not a positive time; give seconds, or None"
-            )
+        if self.max_time is not None:
+            check_number("max_time", self.max_time, example=2.5)
+            if self.max_time <= 0:
+                raise ValueError(f"max_time={self.max_time!r} must be above 0; give seconds")
         for criterion in self.criteria:
             if type(criterion).__name__ == "ConfidenceCriteria":  # not a public name
                 raise ValueError(

@@ -1,5 +1,6 @@
 """A row ends at the first token at which `generate()` would have ended it."""
 
+import math
 import time
 from typing import Any
 
@@ -179,3 +180,16 @@ class Odd(hf.StoppingCriteria):
         is_first = (input_ids[:, : self.prompt] == self.first).all(-1)
         limit = torch.where(is_first, 3, 9)
         return input_ids.shape[1] - self.prompt >= limit
+
+
+@pytest.mark.parametrize("given", [math.inf, math.nan, 1.5, True])
+def test_a_length_that_is_no_count_is_refused(given: Any) -> None:
+    """Also of a user's own GenerationConfig: infinite requests did not end."""
+    with pytest.raises(ValueError, match=f"max_new_tokens={given} must be a whole number"):
+        Stop(given)
+
+
+@pytest.mark.parametrize("given", [0, -1.0, math.nan, "x"])
+def test_a_time_that_has_no_length_is_refused(given: Any) -> None:
+    with pytest.raises(ValueError, match=f"max_time={given!r} must be"):
+        Stop(4, max_time=given)

@@ -271,6 +271,9 @@ def test_wrong_variants_are_found_out() -> None:
     assert not int(passes)
 
 
+WRONG: list[Any] = [0, "x", [1.0], None, []]
+
+
 @pytest.mark.parametrize(
     ("make", "words"),
     [
@@ -278,13 +281,16 @@ def test_wrong_variants_are_found_out() -> None:
         (lambda: within([1, 2]), "2 radii for an action of 7 components"),
         (lambda: within({"position": 1}), "the groups of this action are position, rotation"),
         (lambda: within(torch.zeros(0)), "radius=float32 .* must be a number"),
-        (lambda: SPACE.with_strict(0), "strict=0 is not a list of components"),
-        (lambda: SPACE.with_strict("x"), "strict='x' is not a list"),
-        (lambda: SPACE.with_strict([1.0]), "strict=.* give numbers from 0 to 6"),
-        (lambda: SimilarityGate(0.9, "x"), "delta='x' must be a number of at least 0"),
-        (lambda: SimilarityGate.from_store(None, "x", 1.0), "theta='x' must be a number"),
-        (lambda: SimilarityGate.from_store(None, [], None), r"theta=\[\] must be a number"),
-        (lambda: KinematicMetric.from_store(SPACE, None, 0), "window=0 must be a whole number"),
+        (lambda: SPACE.with_strict(WRONG[0]), "strict=0 is not a list of components"),
+        (lambda: SPACE.with_strict(WRONG[1]), "strict='x' is not a list"),
+        (lambda: SPACE.with_strict(WRONG[2]), "strict=.* give numbers from 0 to 6"),
+        (lambda: SimilarityGate(0.9, WRONG[1]), "delta='x' must be a number of at least 0"),
+        (lambda: SimilarityGate.from_store(WRONG[3], WRONG[1], 1.0), "theta='x' must be a number"),
+        (
+            lambda: SimilarityGate.from_store(WRONG[3], WRONG[4], None),
+            r"theta=\[\] must be a number",
+        ),
+        (lambda: KinematicMetric.from_store(SPACE, WRONG[3], 0), "window=0 must be a whole number"),
         (lambda: FixedRadius.from_options(SPACE, 1, "metres"), "metric='metres' is not known"),
         (lambda: GroupTolerance(SPACE, -1), "bias=-1 must be a number"),
         (lambda: GroupTolerance(SPACE, aggregate="mean"), "aggregate='mean' is not known"),

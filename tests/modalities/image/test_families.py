@@ -56,7 +56,7 @@ def draw(family: str, batch: int, recipe: str = "plain", drafter: Any = None, **
 
 @pytest.mark.parametrize("batch", [1, 2])
 def test_janus_is_asked_about_a_picture_as_a_language_model(batch: int) -> None:
-    janus = image_models.PAINTERS["janus"]()
+    janus: Any = image_models.PAINTERS["janus"]()
     vision, mark = janus.config.vision_config, 9
     janus.config.image_token_id = janus.model.config.image_token_id = mark
     cells = (vision.image_size // vision.patch_size) ** 2
@@ -68,8 +68,9 @@ def test_janus_is_asked_about_a_picture_as_a_language_model(batch: int) -> None:
     assert torch.equal(
         fast.generate(**asked, max_new_tokens=8, do_sample=False).sequences, expected
     )
-    painter = mmspec.accelerate(janus)
-    for call in (lambda: painter.generate(**asked), lambda: painter(janus, ids)):
+    painter: Any = mmspec.accelerate(janus)
+    calls: list[Any] = [lambda: painter.generate(**asked), lambda: painter(janus, ids)]
+    for call in calls:
         with pytest.raises((AttributeError, ValueError), match=r"modality='vlm'\) for text"):
             call()
 

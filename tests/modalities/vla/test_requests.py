@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,10 +54,15 @@ def mixed() -> None:
     ours.predict_action(*ASK, unnorm_key="b")
 
 
+def _rollout(world: Any) -> Any:
+    return fast().rollout(world)
+
+
 def partner(bins: int) -> Any:
     return prismatic.openvla(1, n_action_bins=bins)
 
 
+LEFT: Any = "left"
 SMALL = ActionSpace.from_statistics(SPAN, ActionCodes(9999, 256))
 CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "key that is not known": (predict(unnorm_key="fractal"), ["'fractal'", "toy"]),
@@ -138,7 +144,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
     "no world": (lambda: fast().rollout(), ["environment="]),
     **{
         f"world {given!r}": (
-            lambda given=given: fast().rollout(given),
+            partial(_rollout, given),
             ["environment=", "is none", "gymnasium.Env"],
         )
         for given in (0, [None], 1.5)
@@ -152,7 +158,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         ["seed=-1", "at least 0"],
     ),
     "robot whose steps are asked for": (
-        lambda: fast().steps("left"),
+        lambda: fast().steps(LEFT),
         ["robots=['left']", "numbers of robots"],
     ),
     "robots in bytes": (predict(robots=b"x"), ["robots=b'x'", "give a list"]),
