@@ -328,10 +328,8 @@ def score_stepwise(
     return torch.stack(scores, 1)
 
 
-def make_bos_prompt(
-    model: Any, config: GenerationConfig, inputs: Mapping[str, Any]
-) -> Tensor:  # (B, 1)
-    """The prompt of `generate()` without `input_ids`: the BOS token, a row per row of `inputs`."""
+def make_bos_prompt(model: Any, config: GenerationConfig, inputs: Mapping[str, Any]) -> Tensor:
+    """The prompt (B, 1) of `generate()` without `input_ids`: BOS, a row per row of `inputs`."""
     given = {name: value for name, value in inputs.items() if value is not None}
     made = model._maybe_initialize_input_ids_for_generation(None, config.bos_token_id, given)
     assert isinstance(made, Tensor)
