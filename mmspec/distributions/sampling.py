@@ -257,7 +257,8 @@ def _run(
     groups: list[_Group],
 ) -> Tensor:  # (B * M, V)
     if type(processor) in _PREFIX_FREE:
-        return processor(_no_ids(flat), flat)
+        changed: Tensor = processor(_no_ids(flat), flat)
+        return changed
     if type(processor) is PrefixConstrainedLogitsProcessor:
         return _run_per_node(processor, flat, paths, nodes)
     return _run_grouped(processor, flat, groups)

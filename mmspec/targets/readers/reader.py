@@ -253,8 +253,8 @@ def cut_nodes(block: TokenBlock, nodes: int) -> TokenBlock:
     length = min(max(block.waiting + max(nodes, 0), 1), block.length)
     corner = block.corner[:, :length, : block.num_preceding + length]
     embeds = None if block.embeds is None else block.embeds[:, : length - block.waiting]
-    kept = {"tokens": block.tokens[:, :length], "depths": block.depths[:, :length]}
-    return replace(block, **kept, corner=corner, embeds=embeds)
+    tokens, depths = block.tokens[:, :length], block.depths[:, :length]
+    return replace(block, tokens=tokens, depths=depths, corner=corner, embeds=embeds)
 
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:  # (1, n, D) -> (1, n + times, D)
