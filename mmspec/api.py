@@ -75,6 +75,8 @@ def accelerate(
         drafter = zoo.drafter_for(str(model), plan) if drafter is None else drafter
         model = plug.load(model)
     recipes.check_decodes(plan, owner.all_decodes, model, owner.unsupported_options)
+    if recipe is None:
+        parts = {**parts, **owner.default_parts(plan.name, parts)}
     _check_names(parts, owner, plan)
     given = {name: value for name, value in parts.items() if value is not None}
     if verifier is not None:

@@ -92,6 +92,7 @@ class Modality:
     zoo: tuple[Entry, ...] = ()
     parts: tuple[str, ...] = ()
     recipe_with_drafter: str | None = None  # the default one with a draft model
+    parts_with_drafter: Mapping[str, Any] = field(default_factory=dict)  # of that recipe
     plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts without speculation
     files: tuple[str, ...] = ()  # suffixes that `Formatter.render` writes, the default first
     is_general: bool = False
@@ -107,6 +108,12 @@ class Modality:
     def all_decodes(self) -> tuple[str, ...]:
         """What recipes may decode for it, its own first."""
         return (self.decodes, *self.also_decodes)
+
+    def default_parts(self, recipe: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Parts of the default recipe with a draft model, unless a draft shape is given."""
+        has_shape = any(given.get(name) is not None for name in ("length", "tree"))
+        is_default = recipe is not None and recipe == self.recipe_with_drafter
+        return self.parts_with_drafter if is_default and not has_shape else {}
 
 
 def setting(default: Any, about: str, **more: Any) -> Any:

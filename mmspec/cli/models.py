@@ -66,8 +66,11 @@ def select(options: ModelOptions) -> Selected:
             files[flag(one.name)] = Path(value)
             check_writable(flag(one.name), Path(value), one.metadata["writes"])
     names, left_out = _select_recipes(options, owner, model)
-    keywords = _split_keywords(options, names)
-    selected = Selected(model, owner, settings, names, {}, *keywords, left_out, files)
+    common, own = _split_keywords(options, names)
+    usual_parts = {} if options.recipe else owner.default_parts(names[0], common)
+    if usual_parts:
+        own[names[0]] = {**usual_parts, **own.get(names[0], {})}
+    selected = Selected(model, owner, settings, names, {}, common, own, left_out, files)
     return _add_drafters(options, selected)
 
 

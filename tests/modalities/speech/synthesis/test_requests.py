@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import wave
 from copy import deepcopy
+from dataclasses import replace
 from pathlib import Path
 from time import perf_counter, sleep
 from typing import Any
@@ -13,6 +14,8 @@ import torch
 from transformers import GenerationConfig
 
 import mmspec
+from mmspec.cli.models import select
+from mmspec.cli.options import ModelOptions
 from mmspec.decode import BrokenLogits
 from mmspec.draft import Round
 from mmspec.modalities.speech.codecs import Codec
@@ -239,6 +242,25 @@ def test_accelerated_speech_can_be_saved(tmp_path: Path) -> None:
     parts = {"codec": speech_models.codec(), "processor": speech_models.words()}
     again = mmspec.load(tmp_path, speech_models.speaker(), **parts)
     assert codes(synthesize(again)) == codes(synthesize(fast))
+
+
+def test_the_default_with_a_draft_model_drafts_one_code() -> None:
+    """The fastest measured; a named recipe, a length and a tree are the user's."""
+
+    def draft(*recipe: str, **given: Any) -> str:
+        parts = {"codec": speech_models.codec(), "processor": speech_models.words(), **given}
+        small = speech_models.speaker(seed=1, layers=1)
+        fast = mmspec.accelerate(speech_models.speaker(), *recipe, drafter=small, **parts)
+        return str(fast.recipe.execution.description)
+
+    assert draft() == draft(length=None) == "chain of 1"
+    assert draft(length=3) == "chain of 3"
+    assert draft("coupled") == "chain of 5"
+    assert "tree" in draft(tree=[2, 1])
+    said = ModelOptions(command="bench", modality="tts")
+    assert select(said).own_options == {"coupled": {"length": 1}}
+    assert not select(replace(said, length="2")).own_options
+    assert not select(replace(said, recipe=["coupled"])).own_options
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
