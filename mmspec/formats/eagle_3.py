@@ -99,7 +99,7 @@ def build_eagle3_head(
     draft_size, size = len(tensors["lm_head.weight"]), own["vocab_size"]
     if "t2d" in tensors:
         size = own["vocab_size"] = len(tensors["t2d"])
-    elif "d2t" in tensors and draft_size < size:
+    elif "d2t" in tensors:
         tensors["t2d"] = _mask(tensors["d2t"], size)
     if draft_size == size:  # identity maps
         tensors.pop("t2d", None)
