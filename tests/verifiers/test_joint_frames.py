@@ -238,8 +238,9 @@ def test_a_round_without_a_draft_samples_the_target() -> None:
         verdict = verifier.verify(draft, scores, noise)
         assert verdict.next is not None
         assert chi_square(verdict.next, p.masses(0)[0]) < 21.1  # a false-alarm rate of 1e-4
-    coupled = scores.distribution.sample(noise.shared_keys(scores.position))  # type: ignore[attr-defined]
-    assert torch.equal(verdict.next, coupled[:, 0])
+    coupled = p.distribution(0, zero).sample(Keys(noise.shared_keys(zero[:, None]).key[:, 0]))
+    assert verdict.next is not None
+    assert torch.equal(verdict.next, coupled)
 
 
 def test_a_wrong_walk_is_convicted() -> None:

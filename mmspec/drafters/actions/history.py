@@ -95,7 +95,7 @@ def forecast_tokens(
     known = episode.recent(episode.step if window is None else window)
     if len(known) < forecast.min_actions:
         return []
-    ahead = forecast.ahead(known, -(-context.request.max_new_tokens // space.size)).clamp(-1, 1)
+    ahead = forecast.ahead(known, -(-context.request.max_new_tokens // space.size))
     grips = torch.tensor([dim.group == "gripper" for dim in space.dims])
     ids: list[int] = space.encode(torch.where(grips, known[-1], ahead)).flatten().tolist()
     return ids

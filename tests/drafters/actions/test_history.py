@@ -27,10 +27,10 @@ from tests.toys.policies import (
 EXACT = ("openvla-ar", "hold-last", "kalman")
 
 
-def answer(forecast: Any, episode: Episode, count: int) -> list[int]:
-    """The forecast of so many actions."""
-    context: Any = SimpleNamespace(request=SimpleNamespace(max_new_tokens=7 * count))
-    return forecast_tokens(SPACE, context, episode, forecast, None)
+def answer(forecast: Any, episode: Episode, count: float, window: int | None = None) -> list[int]:
+    """The forecast for the positions of so many actions."""
+    context: Any = SimpleNamespace(request=SimpleNamespace(max_new_tokens=int(7 * count)))
+    return forecast_tokens(SPACE, context, episode, forecast, window)
 
 
 def noise(count: int, seed: int = 0) -> torch.Tensor:
@@ -86,6 +86,7 @@ def test_forecasts_of_two_actions_go_on() -> None:
     assert (values[:, 6] - 0.5).abs().max() < 1 / 127
     held = answer(HoldLast(), episode, 2)
     assert held[:7] == held[7:] == SPACE.encode(episode.recent(1)[0]).tolist()
+    assert answer(HoldLast(), episode, 1.5) == held  # the first half of an action is of one
 
 
 def test_too_short_a_history_proposes_nothing() -> None:
@@ -102,6 +103,16 @@ def test_a_ramp_at_the_end_of_the_scale_is_clipped() -> None:
         episode.observe(torch.full((7,), at / 19).double())
     ids = answer(ConstantVelocity(), episode, 3)
     assert set(ids[:6] + ids[7:13]) == {int(SPACE.encode(torch.ones(())))}
+
+
+def test_a_forecast_uses_the_last_actions_of_its_window() -> None:
+    episode = Episode(SPACE)
+    for value in [0.9] * 5 + [0.1, 0.2, 0.3]:
+        episode.observe(torch.full((7,), value).double())
+    slow = RandomWalk(process=1e-9, measurement=1.0, start=1e7)  # the mean
+    for window, mean in ((1, 0.3), (3, 0.2), (None, 5.1 / 8)):
+        found = SPACE.decode(torch.tensor(answer(slow, episode, 1, window)))
+        assert found[:6].tolist() == pytest.approx([mean] * 6, abs=1 / 127)
 
 
 def test_a_gripper_is_held() -> None:

@@ -66,7 +66,7 @@ def test_a_circle_is_fitted_to_distances_and_not_to_their_squares() -> None:
         torch.autograd.backward(spread)
         return spread
 
-    search.step(loss)  # type: ignore[arg-type]
+    search.step(loss)
     expected = float((flat - centre).norm(dim=-1).mean().detach())
     found = float(circle_radius(torch.cat((flat, torch.zeros(15, 1)), 1)))
     assert found == pytest.approx(expected, rel=1e-5)
@@ -122,7 +122,7 @@ def test_the_weight_decides_what_counts() -> None:
 
 def test_bounds_are_the_minimum_and_the_95th_percentile_of_all_windows() -> None:
     """In metres; a line counts as the largest radius that is finite. One window is possible."""
-    walks = [moving(curve(0.1 + 0.1 * at, 15 + at)) for at in range(8)] + [moving(line(0.2, 15))]
+    walks = [moving(curve(0.1 + 0.1 * at, 22 - at)) for at in range(8)] + [moving(line(0.2, 15))]
     store = Trajectories.from_episodes(
         [(torch.ones(one.step, 2), torch.stack(one.actions), None) for one in walks]
     )

@@ -100,7 +100,7 @@ def test_the_first_pass_masks_what_the_decoder_would_not_write() -> None:
     assert draft.tokens.tolist() == [[13], [END]]
     assert state.joint.scorers[0].labels == [1, 3]  # type: ignore[union-attr]
     assert state.joint.scorers[1].labels == [2]  # type: ignore[union-attr]
-    again = Scores(scores.distribution[:, :2], scores.position[:, :2])  # type: ignore[index]
+    again = Scores(scores.distribution[:, :2], scores.position[:, :2])
     made.observe(context, state, Draft.chain(draft.tokens, Kind.DET), again, round_)
     assert state.rows[1].masked == [True, True, False]  # a later pass masks nothing of its own
 
