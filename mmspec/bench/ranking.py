@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmspec.bench.compare import Comparison
+from mmspec.bench.compare import PLAIN, Comparison
 from mmspec.bench.reporting import PointTable
 from mmspec.bench.row import Row
 
@@ -81,6 +81,20 @@ class Ranking(PointTable):
             f"{found.batch}; " + ", ".join(f"{k} {v}" for k, v in found.environment.items())
         )
         return cls(timed, left_out, found.model, about)
+
+    def suggest(self, recipes: Collection[str]) -> str | None:
+        """Return what to try where one of `recipes` is no faster; None where all are."""
+        ours = [one for one in self.points if one.row.recipe in recipes and one.row.recipe != PLAIN]
+        slow = [point for point in ours if (point.speed or 0.0) <= 1]
+        if not slow:
+            return None
+        names = ", ".join(f"{point.row.recipe} ({point.speed or 0.0:.2f}x)" for point in slow)
+        if len(slow) < len(ours):
+            return f"no faster here: {names}; try {ours[0].row.recipe} ({ours[0].speed:.2f}x)"
+        return (
+            f"no faster here: {names}; try another recipe or draft model (`mmspec bench --model "
+            f"{self.model} --recipe all` ranks them), or decode without speculation"
+        )
 
     def write(self, file: Path, plot: Path | None = None) -> None:
         """Write CSV or Markdown by extension; Markdown shows a plot in the same folder."""

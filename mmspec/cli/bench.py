@@ -96,10 +96,13 @@ def run(
     if is_all:
         order = {point.row.recipe: place for place, point in enumerate(ranking.points)}
         found = replace(found, rows=sorted(found.rows, key=lambda row: order.get(row.recipe, -1)))
+    advice = ranking.suggest(models)
     if options.json:
-        print_json({**found.to_dict(), "left_out": left_out})
-    else:
-        show(found, left_out)
+        print_json({**found.to_dict(), "left_out": left_out, "advice": advice})
+        return
+    show(found, left_out)
+    if advice is not None:
+        console().print(f"\n{advice}", markup=False)
 
 
 def _title(recipe: str, own: Mapping[str, Any]) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 from mmspec import bench, registry
 from mmspec.accelerated import Accelerated
+from mmspec.bench.ranking import Ranking
 from mmspec.cli.models import (
     LoadedModels,
     Selected,
@@ -75,6 +76,8 @@ def run(options: ModelOptions, prompt: str, out: Path | None, compare: bool, rep
         print_json(document)
     else:
         print_pairs([*_speed(document), *_run(document, stats)])
+        if document.get("advice"):
+            console().print(f"\n{document['advice']}", markup=False)
 
 
 def _check_sound(selected: Selected) -> None:
@@ -129,6 +132,7 @@ def _compare(
         "skipped": {row.recipe: row.skipped for row in every if row.skipped is not None},
         "identical_to_generate": None if mine.identical is None else mine.identical == 1,
         "identical_to_plain": same,
+        "advice": Ranking.of(found, {}).suggest([recipe]),
     }
 
 

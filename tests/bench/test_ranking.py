@@ -47,3 +47,12 @@ def test_equal_reasons_are_grouped() -> None:
     lines = Ranking.of(compared(1.0), reasons).markdown().splitlines()
     assert lines[-2:] == ["- `a`, `b`: NAME needs actions", "- `c`: too slow"]
     assert "Measured: seed 3; 4 requests, 2 repeats, batch 1; ." in lines
+
+
+def test_recipes_that_are_no_faster_end_with_what_to_try() -> None:
+    found = Ranking.of(compared(1.0, 2.0, 0.5), {})
+    names = ["recipe-0", "recipe-1", "recipe-2"]
+    slow = "no faster here: recipe-0 (1.00x), recipe-2 (0.50x); try recipe-1 (2.00x)"
+    assert found.suggest(names) == slow
+    assert found.suggest(["recipe-1", "plain"]) is None
+    assert "(`mmspec bench --model toy --recipe all` ranks them)" in str(found.suggest(names[2:]))

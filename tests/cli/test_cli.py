@@ -85,6 +85,7 @@ def test_a_text_model_continues(
     assert found["identical_to_generate"] is True
     assert found["speedup_end_to_end"] > 0
     assert found["calls"] == found["stats"]["target_calls"]
+    assert (found["advice"] is None) == (found["speedup_end_to_end"] > 1)
     assert found["stats"]["num_new_tokens"] == len(found["tokens"]) == 8
 
 
