@@ -33,6 +33,7 @@ else:
 
 MIN_STEPS_BEFORE_WARNING = 24
 MIN_ACCEPTANCE_LENGTH = 1.1  # below it a warning is due
+ROUNDING = 1e-6  # of a mass per token
 Observer = Callable[[Round], Any]
 
 log = logging.getLogger("mmspec")
@@ -184,9 +185,15 @@ class Accelerated(Calls):
         return f"{type(self.model).__name__} has no {call}() here; call {known}"
 
     def _warn(self, stats: Stats) -> None:
-        """Warn once when hardly anything is accepted: the output is right, so it goes unnoticed."""
+        """Warn once of a recipe that gains nothing: the output is right, so it goes unnoticed."""
+        if self.warned:
+            return
+        if (idle := _describe_idle(stats)) and self.modality.decodes == "tokens":
+            self.warned = True
+            log.warning("%s; `mmspec show %s` lists its options", idle, stats.recipe)
+            return
         is_short = stats.num_spec_steps < MIN_STEPS_BEFORE_WARNING
-        if self.warned or is_short or stats.mean_acceptance_length > MIN_ACCEPTANCE_LENGTH:
+        if is_short or stats.mean_acceptance_length > MIN_ACCEPTANCE_LENGTH:
             return
         self.warned = True
         remedies = ["give recipe='plain'"]
@@ -200,6 +207,18 @@ class Accelerated(Calls):
             *(self.modality.decodes, stats.mean_acceptance_length, stats.num_spec_steps),
             *(stats.drafter_saw, ", or ".join(remedies)),
         )
+
+
+def _describe_idle(stats: Stats) -> str | None:
+    """How a run of a lossy recipe was that of another one; None if it relaxed something."""
+    if stats.exact or stats.unverified_tokens or stats.target_calls < MIN_STEPS_BEFORE_WARNING:
+        return None
+    run = f"{stats.recipe!r} is lossy, but in this run of {stats.target_calls} target calls it"
+    if not stats.num_draft_tokens:
+        return f"{run} drafted nothing, so this was plain decoding"
+    if stats.over_accepted_mass is not None and stats.over_accepted_mass < ROUNDING:
+        return f"{run} accepted only what exact verification does"
+    return None
 
 
 class RequestLoop:

@@ -8,6 +8,7 @@ used, phrases have at most four tokens and stay within a row, and the tokens of 
 are tested singly.
 """
 
+import logging
 from pathlib import Path
 
 from mmspec.codes.phrases import Phrases, Trie
@@ -16,12 +17,17 @@ from mmspec.drafters.jacobi.window import resampled_window, with_window
 from mmspec.recipe import Deferred, Kit
 from mmspec.verifiers.phrase import PhraseJoint
 
+log = logging.getLogger("mmspec")
+
 
 def phrasing(kit: Kit) -> Verifier:
     """The walk over the library of this kit."""
     given = kit.options["phrases"]
     if given is None:
         given = Phrases()
+        if kit.target.device.type != "meta":
+            log.warning("without phrases= 'sjd-pv' is the recipe 'sjd'; `mmspec train phrases` "
+                        "builds a library")  # fmt: skip
     elif isinstance(given, str | Path):
         given = Phrases.load(given)
     if not isinstance(given, Phrases):

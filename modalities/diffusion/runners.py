@@ -246,7 +246,17 @@ class ForecastRunner:
         name = self.recipe.name or "custom"
         counts = (done.full, done.forecast, done.rejected, done.errors, done.skipped_work)
         loop.report(forecast_stats(name, *counts))
-        if done.forecast_work > MAX_FORECAST_WORK and not self.warned:
+        if self.warned:
+            return
+        if done.full > 1 and not done.forecast:
+            self.warned = True
+            log.warning(
+                "%r forecast nothing in this call (%d steps in full, %d forecasts rejected), so "
+                "this is the pipeline itself; raise the threshold or interval, or sample more "
+                "steps than the warm-up (`mmspec show %s` lists the options)",
+                *(name, done.full, done.rejected, name),
+            )
+        elif done.forecast_work > MAX_FORECAST_WORK:
             self.warned = True
             log.warning(
                 "a forecast step of this network still computes %.0f %% of the operations of a "

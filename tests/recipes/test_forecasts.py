@@ -108,3 +108,22 @@ def test_a_threshold_is_a_number(name: str, given: dict[str, Any]) -> None:
         ValueError, match=f"^{option}={value!r} must be a number; give one, such as 0"
     ):
         mmspec.accelerate(pipeline("dit"), name, **given)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [*NEUTRAL.items(), ("taylorseer", {"warm_up": 6}), ("first-block-cache", {"threshold": 1e-9})],
+)
+def test_a_call_without_forecasts_is_warned_of_once(
+    name: str, given: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe = pipeline("dit")
+    fast: Any = mmspec.accelerate(pipe, name, **given)
+    for seed in range(2):
+        _picture(fast, "dit", seed=seed)
+    assert [message.split(" in this call")[0] for message in caplog.messages] == [
+        f"{name!r} forecast nothing"
+    ]
+    full, rejected = fast.last_stats.target_calls, fast.last_stats.num_draft_tokens
+    assert f"({full} steps in full, {rejected} forecasts rejected)" in caplog.text
+    assert (rejected > 0) == (name == "speca")

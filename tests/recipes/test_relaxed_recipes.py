@@ -234,3 +234,50 @@ def test_groups_of_one_code_are_warned_of_by_the_embeddings_of_the_model(
     rows = mmspec.accelerate(model, "gsd", distance=float("inf")).session.bound.backbone.embed
     near = torch.cdist(rows(codes[None])[0], rows(codes[None])[0]).fill_diagonal_(torch.inf)
     assert wide == bool(near.min() ** 2 >= 0.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "temperature", "is_warned"),
+    [
+        ("gsd", {"size": 14, "gap": 1.0, "distance": 50.0}, 1.0, False),
+        ("gsd", {"size": 14, "distance": 1e-6}, 1.0, True),
+        ("lantern", {"neighbours": 5, "delta": 0.5}, 1.0, False),
+        ("lantern", {"neighbours": 5, "delta": 0.0}, 1.0, True),
+        ("lantern-pp", {"neighbours": 5, "factor": 1.0}, 1.0, True),
+        ("lantern", {"neighbours": 5, "delta": 0.5}, 0.0, True),  # greedy is exact
+        ("sjd", {}, 1.0, False),
+    ],
+)
+def test_a_run_that_relaxed_nothing_is_warned_of_once(
+    name: str,
+    options: dict[str, Any],
+    temperature: float,
+    is_warned: bool,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    with_codes = {} if name == "sjd" else {"codebook": book()}
+    fast: Any = bound(name, **with_codes, **options)
+    request = toys.inputs("llama")
+    for seed in range(2):
+        fast.generate(**request, max_new_tokens=120, temperature=temperature, seed=seed)
+    assert fast.last_stats.target_calls >= 24
+    found = [one for one in caplog.messages if "only what exact verification does" in one]
+    assert len(found) == is_warned
+
+
+def test_a_wavefront_as_wide_as_the_image_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    model = image_models.janus(side=6)
+    request = image_models.request("janus")
+    for window in (2, 6):
+        caplog.clear()
+        fast: Any = mmspec.accelerate(model, "zipar", window=window)
+        fast.generate_images(**request, seed=0)
+        found = [one for one in caplog.messages if "this was plain decoding" in one]
+        assert len(found) == (window == 6)
+
+
+def test_no_phrases_are_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    bound("sjd-pv")
+    assert caplog.messages == [
+        "without phrases= 'sjd-pv' is the recipe 'sjd'; `mmspec train phrases` builds a library"
+    ]
