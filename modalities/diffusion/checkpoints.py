@@ -33,7 +33,7 @@ def _own_size_call(call: Callable[..., Any]) -> Callable[..., Any]:
     return run
 
 
-class PixArtAlphaPipeline(diffusers.PixArtAlphaPipeline):
+class PixArtAlphaPipeline(diffusers.PixArtAlphaPipeline):  # type: ignore[misc]
     """PixArt with the bundled parts: a tiny autoencoder, and images of a single small size.
 
     It has the name of its base, so that diffusers loads what it saves.

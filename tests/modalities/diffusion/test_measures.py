@@ -167,6 +167,7 @@ def test_ink_is_what_differs_from_the_paper() -> None:
     distance = compare_images(wanted, found)
     assert distance.psnr_on_ink == pytest.approx(-10 * np.log10(error), abs=0.02)
     assert distance.psnr is not None
+    assert distance.psnr_on_ink is not None
     assert distance.psnr > distance.psnr_on_ink + 10
     flat = np.full((1, 12, 12, 3), 0.5)
     assert compare_images(flat, flat + 0.01).psnr_on_ink is None
