@@ -19,6 +19,7 @@ from mmspec.accelerated import Accelerated
 from mmspec.draft import Verifier
 from mmspec.errors import check_same_kind, unknown_message
 from mmspec.modality import Modality
+from mmspec.models.own_heads import find_weights
 from mmspec.recipe import Recipe
 from mmspec.saving import restore
 
@@ -74,6 +75,8 @@ def accelerate(
     if isinstance(model, str | Path):
         drafter = zoo.drafter_for(str(model), plan) if drafter is None else drafter
         model = plug.load(model)
+    if recipe is None and drafter is None and owner.recipe_of_checkpoint and find_weights(model):
+        plan = recipes.get(owner.recipe_of_checkpoint)
     recipes.check_decodes(plan, owner.all_decodes, model, owner.unsupported_options)
     if recipe is None:
         parts = {**parts, **owner.default_parts(plan.name, parts)}

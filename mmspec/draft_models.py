@@ -36,8 +36,13 @@ class BoundDraftModel:
 def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | None:
     """Bind the draft model that the recipe takes to the target; a name or folder is loaded first.
 
+    Without one, that of the target's checkpoint is used.
+
     Raises ValueError if it is missing, if the recipe takes none, or if it is of another kind.
     """
+    if drafter is None:
+        found = (kind.find(target) for kind in recipe.draft_model)
+        drafter = next((one for one in found if one is not None), None)
     if drafter is None and recipe.takes_drafter:
         raise ValueError(
             f"recipe {recipe.name!r} needs {recipe.drafter_description}; "

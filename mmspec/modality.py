@@ -93,6 +93,7 @@ class Modality:
     parts: tuple[str, ...] = ()
     recipe_with_drafter: str | None = None  # the default one with a draft model
     parts_with_drafter: Mapping[str, Any] = field(default_factory=dict)  # of that recipe
+    recipe_of_checkpoint: str | None = None  # the default one with a head of the checkpoint
     plain: tuple[str, Mapping[str, Any]] = ("plain", {})  # recipe and parts without speculation
     files: tuple[str, ...] = ()  # suffixes that `Formatter.render` writes, the default first
     is_general: bool = False

@@ -73,6 +73,17 @@ class DraftModelKind(ABC):
         Raises ValueError for other content.
         """
 
+    def is_in_checkpoint(self, source: Any) -> bool:
+        """Whether the checkpoint of a model, or in a folder, contains one; no tensor is read."""
+        return False
+
+    def find(self, target: Any) -> Any | None:
+        """The one that the target's own checkpoint contains, or None.
+
+        Raises ValueError for one that is incomplete.
+        """
+        return None
+
     def skeleton(self, source: str | Path, target: Any) -> Any:
         """The model for `mmspec doctor`, if possible on the meta device; default: `load`."""
         return self.load(source, target)

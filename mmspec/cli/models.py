@@ -22,6 +22,7 @@ from mmspec.cli.output import show_status, silence_libraries
 from mmspec.draft_models import find_owners
 from mmspec.modality import Formatter, Modality, parse_settings
 from mmspec.models.folder import check_folder_exists
+from mmspec.models.own_heads import find_weights
 from mmspec.registry import ZOO
 
 ALL = "all"
@@ -163,6 +164,9 @@ def _default_recipe(options: ModelOptions, owner: Modality, model: str) -> str:
     usual = zoo.info(model).recipe if model.startswith(ZOO) else None
     if usual is not None and options.drafter is None:
         return usual
+    is_own = options.drafter is None and not model.startswith(ZOO) and find_weights(model)
+    if is_own and owner.recipe_of_checkpoint is not None:
+        return owner.recipe_of_checkpoint
     if owner.recipe_with_drafter is None:
         return owner.recipe
     plan = recipes.get(owner.recipe_with_drafter)

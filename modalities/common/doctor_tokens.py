@@ -10,6 +10,7 @@ from typing import Any
 import transformers
 from transformers.utils.hub import cached_file
 
+from mmspec import recipes
 from mmspec.draft_models import find_kinds, find_owners
 from mmspec.drafters.neural.small_model import SMALL_MODEL, check_pair
 from mmspec.errors import explain_load_errors
@@ -90,6 +91,8 @@ def examine(
     if doctor.is_refused(found):
         return found
     readers = [reader(model) for model in models]
+    if drafter is None:
+        found += _own_heads(target)
     found.append(_vocabulary(readers))
     if len(readers) == 2:
         found += [*_pair(*readers), doctor.compare_tokenizers(names)]
@@ -117,6 +120,15 @@ def _head(kind: DraftModelKind, reader: Reader, head: Any) -> Iterator[Finding]:
             kind.read(head, reader, kind.default_sees(head, reader, "auto"))
         except ValueError as error:
             yield Finding(kind.description, None, None, "refused", str(error))
+
+
+def _own_heads(target: str) -> Iterator[Finding]:
+    """The draft heads that the target's checkpoint contains."""
+    for name in recipes.names("tokens"):
+        for kind in recipes.get(name).draft_model:
+            if kind.is_in_checkpoint(target):
+                remark = f"recipe {name} drafts with it"
+                yield Finding("draft head", kind.description, None, "note", remark)
 
 
 def _layers(model: Any) -> str:

@@ -43,6 +43,7 @@ MODALITY = Modality(
     decodes="tokens",
     recipe="prompt-lookup",
     recipe_with_drafter="coupled",
+    recipe_of_checkpoint="native-mtp",
     settings=LanguageSettings,
     package=__name__,
     owns=owns,
