@@ -31,11 +31,13 @@ def find_weights(source: Any) -> dict[str, str]:
     folder = find_folder(source)
     if folder is None or not (folder / "config.json").is_file():
         return {}
-    content = read_json(folder / "config.json")
-    count = (content.get("text_config") or content).get("num_hidden_layers")
-    renamed = {name: _rename(name, count) for name in read_shapes(folder)}
-    found = {name: own for name, own in renamed.items() if own is not None}
-    return found if "eh_proj.weight" in found.values() else {}
+    with suppress(ValueError):  # files that changed after the model was loaded
+        content, shapes = read_json(folder / "config.json"), read_shapes(folder)
+        count = (content.get("text_config") or content).get("num_hidden_layers")
+        renamed = {name: _rename(name, count) for name in shapes}
+        found = {name: own for name, own in renamed.items() if own is not None}
+        return found if "eh_proj.weight" in found.values() else {}
+    return {}
 
 
 def find_folder(source: Any) -> Path | None:

@@ -34,7 +34,7 @@ SIZES: dict[str, Any] = {
     **{"moe_intermediate_size": 16, "num_experts_per_tok": 2, "pad_token_id": 0},
     **{"max_position_embeddings": 256, "bos_token_id": 1, "eos_token_id": None},
 }
-LINEAR = {
+LINEAR: dict[str, Any] = {
     **{"linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8},
     **{"linear_value_head_dim": 8, "layer_types": ["linear_attention", "full_attention"]},
 }
@@ -42,21 +42,36 @@ QWEN = {"enorm": "pre_fc_norm_embedding", "hnorm": "pre_fc_norm_hidden", "eh_pro
 
 
 def _qwen3_next() -> Any:
-    experts = {"num_experts": 4, "shared_expert_intermediate_size": 16}
+    experts: dict[str, Any] = {"num_experts": 4, "shared_expert_intermediate_size": 16}
     config = hf.Qwen3NextConfig(**SIZES, **LINEAR, **experts, num_hidden_layers=2)
     return hf.Qwen3NextForCausalLM(config)
 
 
 def _deepseek_v3() -> Any:
-    parts = {"n_routed_experts": 4, "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1}
-    latent = {"kv_lora_rank": 8, "q_lora_rank": 8, "qk_rope_head_dim": 4, "qk_nope_head_dim": 8}
+    parts: dict[str, Any] = {
+        "n_routed_experts": 4,
+        "n_group": 2,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    }
+    latent: dict[str, Any] = {
+        "kv_lora_rank": 8,
+        "q_lora_rank": 8,
+        "qk_rope_head_dim": 4,
+        "qk_nope_head_dim": 8,
+    }
     sizes = {**SIZES, "num_key_value_heads": 4, "head_dim": 4}
     config = hf.DeepseekV3Config(**sizes, **parts, **latent, v_head_dim=8, num_hidden_layers=2)
     return hf.DeepseekV3ForCausalLM(config)
 
 
 def _glm4_moe() -> Any:
-    parts = {"n_routed_experts": 4, "n_group": 1, "topk_group": 1, "first_k_dense_replace": 1}
+    parts: dict[str, Any] = {
+        "n_routed_experts": 4,
+        "n_group": 1,
+        "topk_group": 1,
+        "first_k_dense_replace": 1,
+    }
     return hf.Glm4MoeForCausalLM(hf.Glm4MoeConfig(**SIZES, **parts, num_hidden_layers=2))
 
 
