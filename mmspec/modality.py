@@ -9,13 +9,14 @@ modality's folder names it; `mmspec.registry` finds it.
 from __future__ import annotations
 
 import inspect
-import math
 import tomllib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from mmspec.errors import unknown_message
 
 if TYPE_CHECKING:
     from mmspec.accelerated import Accelerated
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from mmspec.recipe import Recipe
     from mmspec.stats import Stats
 
-# suffixes of image files that PIL writes without further options
+# image files that PIL writes without further options
 PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 
 
@@ -112,17 +113,17 @@ class Modality:
 
     def default_parts(self, recipe: str | None, given: Mapping[str, Any]) -> Mapping[str, Any]:
         """Parts of the default recipe with a draft model, unless a draft shape is given."""
-        has_shape = any(given.get(name) is not None for name in ("length", "tree"))
+        is_shaped = given.get("length") is not None or given.get("tree") is not None
         is_default = recipe is not None and recipe == self.recipe_with_drafter
-        return self.parts_with_drafter if is_default and not has_shape else {}
+        return self.parts_with_drafter if is_default and not is_shaped else {}
 
 
 def setting(default: Any, about: str, **more: Any) -> Any:
     """A field of `Modality.settings`: its default, its help, and `min`, `max` or `choices`.
 
-    `only` names the command that takes it ("generate" or "bench"; default: all), `writes` the
-    suffixes of a file that will be written, `reads` what a file must hold, and `checkpoints` the
-    bundled models that take it, if not all. One that `replaces_prompt` makes a prompt optional.
+    `only` names the command that takes it ("generate" or "bench"), `writes` the suffixes of a file
+    that will be written, `reads` what a file must hold, and `checkpoints` the bundled models that
+    take it, if not all. One that `replaces_prompt` makes a prompt optional.
     """
     return field(default=default, metadata={"help": about, **more})
 
@@ -130,25 +131,21 @@ def setting(default: Any, about: str, **more: Any) -> Any:
 def parse_settings(cls: type, given: Mapping[str, Any]) -> Any:
     """Make a `cls` of settings. Raises ValueError for unknown names and for values out of range."""
     known = {one.name: one for one in fields(cls)}
-    unknown = sorted(set(given) - set(known))
-    if unknown:
-        raise ValueError(
-            f"{', '.join(unknown)} is not a setting of this modality; known: "
-            f"{', '.join(known) or 'none'}"
-        )
+    if unknown := sorted(set(given) - set(known)):
+        raise ValueError(unknown_message(unknown, known, "this modality"))
     for name, value in given.items():
         limits = known[name].metadata
         if value is None:
             continue
-        if isinstance(value, float) and math.isnan(value):
+        if value != value:  # NaN
             raise ValueError(f"{name}={value!r} is not a number; give one")
         if limits.get("choices") is not None and value not in limits["choices"]:
             choices = ", ".join(map(str, limits["choices"]))
             raise ValueError(f"{name}={value!r} is not known; choose one of {choices}")
-        if limits.get("min") is not None and value < limits["min"]:
-            raise ValueError(f"{name}={value!r} is too small; give at least {limits['min']}")
-        if limits.get("max") is not None and value > limits["max"]:
-            raise ValueError(f"{name}={value!r} is too large; give at most {limits['max']}")
+        low, high = limits.get("min", value), limits.get("max", value)
+        if value < low or value > high:
+            side = f"small; give at least {low}" if value < low else f"large; give at most {high}"
+            raise ValueError(f"{name}={value!r} is too {side}")
     missing = [one.name for one in fields(cls) if one.name not in given and one.default is MISSING]
     if missing:
         raise ValueError(f"{', '.join(missing)} is missing; give it")
@@ -183,9 +180,8 @@ class Session(Protocol):
     """A model bound to a recipe.
 
     `interface` is the class on `mmspec.accelerated.Accelerated` that users get; its methods are the
-    calls that the model has. `run` executes one of them with the loop that it is handed: a pipeline
-    calls the loop in the middle of its own code, for a language model the session calls it.
-    `seed` and `row_ids` are among the arguments, already checked.
+    calls that the model has. `run` executes one of them with the loop that it is given, which a
+    pipeline calls within its own code. `seed` and `row_ids` are among the checked arguments.
     """
 
     model: Any
@@ -226,8 +222,7 @@ RunResults = Mapping[str, Sequence[RunResult]]  # of every runner, one per reque
 class Runner(Protocol):
     """What a benchmark runs: our loop with a recipe, or a method of the library.
 
-    `run_first_token` generates the first token of each row alone, for the time of the prefill; None
-    where that cannot be measured.
+    `run_first_token` generates the first token of each row alone; None if that is not possible.
     """
 
     def run(self, request: Mapping[str, Any], seed: int) -> RunResult: ...
@@ -255,6 +250,11 @@ class Quality:
     judge: Callable[[Sequence[RunResult], RunResults], Sequence[tuple[float, float]]]
 
 
+Progress = Callable[[str, int, int], None]
+Runners = Mapping[str, Runner]
+MakePeers = Callable[[Runners, int, Progress], tuple[Runners, Mapping[str, str]]]
+
+
 @dataclass(frozen=True)
 class Workload:
     """What a benchmark measures: requests, qualities, baselines and peers.
@@ -271,13 +271,7 @@ class Workload:
     fast: Callable[[Any], Runner]
     baselines: Mapping[str, Runner] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)  # reasons for missing baselines
-    peers: (
-        Callable[
-            [Mapping[str, Runner], int, Callable[[str, int, int], None]],
-            tuple[Mapping[str, Runner], Mapping[str, str]],
-        ]
-        | None
-    ) = None
+    peers: MakePeers | None = None
     controls: Callable[[Sequence[RunResult]], Mapping[str, Any]] | None = None
     judged: Sequence[Mapping[str, Any]] = ()
     qualities: Sequence[Quality] = ()
@@ -358,9 +352,8 @@ class Teacher(Protocol):
 
     def check(self, questions: Sequence[Any]) -> None: ...  # raises ValueError if unsupported
     def load_media(self, question: Any) -> Any: ...  # its images; raises ValueError if unreadable
-    def inputs(
-        self, questions: Sequence[Any], opened: Sequence[Any]
-    ) -> dict[str, Any]: ...  # arguments of the first call, (B, L) ids padded on the left
+    def inputs(self, questions: Sequence[Any], opened: Sequence[Any]) -> dict[str, Any]: ...
+    # arguments of the first call, (B, L) ids padded on the left
     def tokens(self, answer: str) -> list[int]: ...  # of an answer in the data, with the end token
 
 

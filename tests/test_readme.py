@@ -267,7 +267,11 @@ def given(page: str) -> dict[str, Any]:
         return {**names, "pi0": flow_policies.policy(), "inputs": asked}
     if page == "edge.md":  # nobody serves: the device goes on alone
         words = torch.tensor([[5, 6, 7]])
-        return {"small": language_names()["small"], "token": "", "inputs": {"input_ids": words}}
+        return {
+            "small": language_names()["small"],
+            "token": 16 * "s",
+            "inputs": {"input_ids": words},
+        }
     if page == "vlm.md":
         names = language_names()
         return {**names, "fast": mmspec.accelerate(names["model"])}

@@ -135,9 +135,12 @@ def _forwards(found: Measurements, name: str) -> dict[str, Any]:
     own, plain = (found.efficiencies.get(one) for one in (name, found.reference))
     if own is None:
         return {}
-    has_both = plain is not None and own.forwards > 0
-    ideal = {"ideal_speedup": plain.forwards / own.forwards} if has_both else {}
-    return {"engine_efficiency": own.share, **ideal}
+    if plain is None or not own.forwards:
+        return {"engine_efficiency": own.share}
+    return {
+        "engine_efficiency": own.share,
+        "ideal_speedup": plain.forwards / own.forwards,
+    }
 
 
 def _speculation(stats: Sequence[Stats], results: Sequence[RunResult]) -> dict[str, Any]:

@@ -56,8 +56,8 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
     if texts is None and formatter.sees:
         texts = [IMAGE_PROMPT]
         images = None if has_media else [Image.open(zoo.bundled_scene()).convert("RGB")] * batch
-    groups = repeat_prompts(texts or TEXT_PROMPTS, batch)
-    requests = [formatter.request(group, images=images) for group in groups]
+    given = repeat_prompts(texts or TEXT_PROMPTS, batch)
+    requests = [formatter.request(group, images=images) for group in given]
     return request_workload(model, requests, None, batch, selection.drafter)
 
 

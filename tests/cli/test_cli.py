@@ -466,8 +466,8 @@ def test_all_recipes_are_measured_that_fit_and_ranked(
 def test_a_recipe_that_does_not_fit_ends_no_bench(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:
-    asked = ("bench", "--model", folders["text"], "--prompt", "w5", "--repeats", "1")
-    asked += ("--max-new-tokens", "2", "--no-peers", "--no-efficiency")
+    asked = ["bench", "--model", folders["text"], "--prompt", "w5", "--repeats", "1"]
+    asked += ["--max-new-tokens", "2", "--no-peers", "--no-efficiency"]
     found = run(capsys, *asked, "--recipe", "suffix", "--recipe", "smud")
     assert [row["recipe"] for row in found["rows"]] == ["plain", "suffix"]
     assert "CTC head" in found["left_out"]["smud"]

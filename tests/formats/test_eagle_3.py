@@ -247,8 +247,8 @@ def test_a_map_without_its_mask_is_read(tmp_path: Path) -> None:
 
 def test_a_map_of_more_tokens_than_the_target_has_is_refused(tmp_path: Path) -> None:
     formats.export("eagle-3", make_head(), tmp_path)
-    head, offsets = torch.zeros(V + 9, H), torch.zeros(V + 9).long()
-    change_file(tmp_path, drop="t2d", lm_head__weight=head, d2t=offsets)
+    changes: dict[str, Any] = {"lm_head__weight": torch.zeros(V + 9, H)}
+    change_file(tmp_path, drop="t2d", d2t=torch.zeros(V + 9).long(), **changes)
     with pytest.raises(ValueError, match="d2t maps to tokens 0 to 56, but the target has 48"):
         formats.convert("eagle-3", [tmp_path])
 

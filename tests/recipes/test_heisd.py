@@ -228,7 +228,7 @@ def test_what_does_not_fit() -> None:
         (lambda: robot("retrieval", store="nowhere"), "nowhere holds no stored trajectories"),
         (lambda: robot("retrieval", neighbours=0), "neighbours=0"),
         (lambda: Retrieval(other, store()), "stored actions have 7 components, .* policy 2"),
-        (lambda: SimilarityGate(0.5, -1.0), "delta=-1.0 is not a distance"),
+        (lambda: SimilarityGate(0.5, -1.0), "delta=-1.0 must be a number of at least 0"),
         (lambda: SimilarityGate(0.5, 1.0, max_skips=0), "most_skips=0"),
     ]
     for make, words in cases:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from safetensors.torch import load_file
+from torch import nn
 
 from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.neural.target_heads import HeadKind
@@ -49,7 +50,8 @@ class NativeMtpKind(HeadKind):
                 "save_pretrained, or leave drafter= out to use the head of the checkpoint"
             )
         head = build_head(target.model, load_file(folder / "model.safetensors"), folder)
-        return head.to(dtype or head.dtype)
+        nn.Module.to(head, dtype or head.dtype)
+        return head
 
     def skeleton(self, source: str | Path, target: Reader) -> NativeMtpHead:
         with torch.device("meta"):

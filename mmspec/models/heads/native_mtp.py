@@ -119,7 +119,8 @@ def build_head(target: Any, tensors: Mapping[str, Tensor], source: Path) -> Nati
         raise ValueError(f"the draft head in {source} has wrong shapes ({error})") from error
     finally:
         hf_logging.set_verbosity(verbosity)
-    head = NativeMtpHead(config, decoder).to(target.dtype)
+    head = NativeMtpHead(config, decoder)
+    nn.Module.to(head, target.dtype)
     outer = {name: one for name, one in tensors.items() if name not in inner}
     missing = [name for name in found["missing_keys"] if name.startswith(LAYER)]
     needed = {name for name in head.state_dict() if not name.startswith("layers.")}

@@ -75,7 +75,7 @@ def _glm4_moe() -> Any:
     return hf.Glm4MoeForCausalLM(hf.Glm4MoeConfig(**SIZES, **parts, num_hidden_layers=2))
 
 
-MAKERS = {
+MAKERS: dict[str, Any] = {
     "qwen3_next": _qwen3_next,
     "deepseek_v3": _deepseek_v3,
     "glm4_moe": _glm4_moe,
@@ -102,7 +102,8 @@ def write_checkpoint(family: str, folder: Path) -> NativeMtpHead:
     text = target.config.get_text_config(decoder=True)
     target = target if family == "qwen3_5" else random_model(lambda: target, 0)
     target.save_pretrained(folder)
-    head = random_model(lambda: native_mtp.new_head(target.get_decoder(), text), 1)
+    made = random_model(lambda: native_mtp.new_head(target.get_decoder(), text), 1)
+    head: NativeMtpHead = made
     with torch.no_grad():
         for name in ("enorm", "hnorm", "norm"):  # norms that matter
             head.get_parameter(f"{name}.weight").uniform_(0.5, 1.5)
@@ -112,7 +113,8 @@ def write_checkpoint(family: str, folder: Path) -> NativeMtpHead:
 
 def add_weights(family: str, folder: Path, target: Any, head: NativeMtpHead) -> None:
     """Add a head to a saved target; transformers writes its layer under the published names."""
-    decoder: Any = type(target.get_decoder())(native_mtp._small(head.config))
+    kind: Any = type(target.get_decoder())
+    decoder = kind(native_mtp._small(head.config))
     decoder.layers.load_state_dict(head.layers.state_dict())
     with TemporaryDirectory() as scratch:
         decoder.save_pretrained(scratch)
@@ -134,7 +136,8 @@ def checkpoint(family: str) -> tuple[TemporaryDirectory[str], NativeMtpHead]:
 
 def load_target(family: str) -> Any:
     folder, _ = checkpoint(family)
-    return type(MAKERS[family]()).from_pretrained(folder.name, dtype=torch.float32).eval()
+    kind: Any = type(MAKERS[family]())
+    return kind.from_pretrained(folder.name, dtype=torch.float32).eval()
 
 
 def requests(family: str, batch: int) -> dict[str, Tensor]:
@@ -197,7 +200,8 @@ def test_the_computation_is_the_published_one(family: str) -> None:
 
     def run(first: Tensor, second: Tensor) -> Tensor:
         both = torch.cat((head.enorm(first), head.hnorm(second)), -1) @ head.eh_proj.weight.T
-        out: Any = head.layers[0](
+        layer: Any = head.layers[0]
+        out: Tensor = layer(
             both,
             attention_mask=mask,
             position_embeddings=cos_sin,
