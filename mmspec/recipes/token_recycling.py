@@ -1,7 +1,7 @@
 """Token recycling: a tree filled with the target's own runner-up tokens, cached per token.
 
-Luo et al. 2024. Exact; no draft model, and eight candidates per token id, which later requests
-reuse (unless `fresh=True`).
+Luo et al. 2024. Exact; no draft model, and eight candidates per token id. `fresh=False` keeps them
+for later requests, as the authors' code does.
 """
 
 from mmspec.drafters.lookup.token_recycling import TREE, token_recycling
@@ -13,6 +13,6 @@ RECIPE = Recipe(
     architecture=token_recycling,
     execution=StaticTree(TREE),
     verifier=Coupled(),
-    options={"fresh": False},
+    options={"fresh": True},
     paper="Luo et al. 2024",
 )

@@ -39,17 +39,17 @@ class TokenRecycling(Drafter):
     The draft starts at the last committed token and is empty until that token has been scored.
     Children of a node are ordered by rank.
 
-    All rows of a batch share the table, and so do later requests, as in the authors' code: outputs
-    that repeat each other gain most. The table decides what is drafted, never what is output:
-    greedy and coupled tokens are the same with any table. Rejection sampling keeps the distribution
-    too, but its draws depend on the draft; there a seed reproduces its tokens only with `fresh`,
-    which starts every request with an empty table.
+    All rows of a batch share the table, which is empty at the start of a request. Without `fresh`
+    later requests go on filling it, as in the authors' code: outputs that repeat each other gain
+    most. The table decides what is drafted, never what is output: greedy and coupled tokens are the
+    same with any table. Rejection sampling keeps the distribution too, but its draws depend on the
+    draft; there a seed reproduces its tokens only with `fresh`.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
     uses_trees: bool = True
 
-    def __init__(self, tree: Tree = TREE, fresh: bool = False) -> None:
+    def __init__(self, tree: Tree = TREE, fresh: bool = True) -> None:
         if tree.width > WIDTH:
             raise ValueError(
                 f"the tree has a node with {tree.width} children, but {WIDTH} candidates are "

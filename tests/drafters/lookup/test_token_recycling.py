@@ -159,8 +159,8 @@ def test_later_requests_find_what_was_remembered(seed: int | None) -> None:
     how: dict[str, Any] = {"max_new_tokens": 24}
     how |= {} if seed is None else {"seed": seed, "temperature": 0.5}
     plain = mmspec.decode_plain(model, **request, **how)
-    warm = mmspec.accelerate(model, "token-recycling")
-    fresh = mmspec.accelerate(model, "token-recycling", fresh=True)
+    warm = mmspec.accelerate(model, "token-recycling", fresh=False)
+    fresh = mmspec.accelerate(model, "token-recycling")
     first, again = (warm.generate(**request, **how) for _ in range(2))
     for out in (first, again, fresh.generate(**request, **how), fresh.generate(**request, **how)):
         assert torch.equal(out.sequences, plain.sequences)
