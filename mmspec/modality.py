@@ -142,10 +142,10 @@ def parse_settings(cls: type, given: Mapping[str, Any]) -> Any:
         if limits.get("choices") is not None and value not in limits["choices"]:
             choices = ", ".join(map(str, limits["choices"]))
             raise ValueError(f"{name}={value!r} is not known; choose one of {choices}")
-        low, high = limits.get("min", value), limits.get("max", value)
-        if value < low or value > high:
-            side = f"small; give at least {low}" if value < low else f"large; give at most {high}"
-            raise ValueError(f"{name}={value!r} is too {side}")
+        if "min" in limits and value < limits["min"]:
+            raise ValueError(f"{name}={value!r} is too small; give at least {limits['min']}")
+        if "max" in limits and value > limits["max"]:
+            raise ValueError(f"{name}={value!r} is too large; give at most {limits['max']}")
     missing = [one.name for one in fields(cls) if one.name not in given and one.default is MISSING]
     if missing:
         raise ValueError(f"{', '.join(missing)} is missing; give it")
