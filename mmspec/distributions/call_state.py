@@ -73,7 +73,7 @@ def is_of_user(function: Any) -> bool:
 def describe_state(function: Any) -> dict[str, Any]:
     """What a function holds, by name; equal as long as nothing changes."""
     budget = _Budget(MAX_VALUES)
-    return {name: budget.describe(value, DEPTH) for name, value in _held(function).items()}
+    return {name: budget.describe(value, DEPTH) for name, value in _read_state(function).items()}
 
 
 class _Budget:
@@ -98,7 +98,7 @@ class _Budget:
             return len(value), self._describe_all(value, depth)
         if isinstance(value, nn.Module | type(torch)):
             return id(value)
-        return id(value), self._describe_all(_held(value).items(), depth)
+        return id(value), self._describe_all(_read_state(value).items(), depth)
 
     def _describe_all(self, values: Iterable[Any], depth: int) -> list[Any]:
         found: list[Any] = []
@@ -110,7 +110,7 @@ class _Budget:
         return found
 
 
-def _held(function: Any) -> Mapping[str, Any]:
+def _read_state(function: Any) -> Mapping[str, Any]:
     """The attributes of an object, or what a function holds."""
     if isinstance(function, partial):
         return {"func": function.func, "args": function.args, "keywords": function.keywords}
@@ -119,8 +119,8 @@ def _held(function: Any) -> Mapping[str, Any]:
     if not inspect.isfunction(function):
         return vars(function) if hasattr(function, "__dict__") else {}
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
-    held = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
-    return {**held, "defaults": function.__defaults__, **vars(function)}
+    captured = {name: cell.cell_contents for name, cell in cells if _is_filled(cell)}
+    return {**captured, "defaults": function.__defaults__, **vars(function)}
 
 
 def _is_filled(cell: Any) -> bool:

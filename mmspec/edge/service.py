@@ -108,7 +108,7 @@ class Service:
             self.requests[name] = _DeviceRequest(context, max_new_tokens)
             while len(self.requests) > self.max_requests:
                 self.requests.popitem(last=False)
-            return name, self._answer(name, message)
+            return name, self._rank_request(name, message)
 
     @torch.no_grad()
     def check(self, message: Mapping[str, Any]) -> list[list[list[int]]]:
@@ -118,9 +118,9 @@ class Service:
             raise InvalidMessage("request is not an id")
         with self.lock:
             self.requests.move_to_end(name)
-            return self._answer(name, message)
+            return self._rank_request(name, message)
 
-    def _answer(self, name: str, message: Mapping[str, Any]) -> list[list[list[int]]]:
+    def _rank_request(self, name: str, message: Mapping[str, Any]) -> list[list[list[int]]]:
         try:
             return self._rank(self.requests[name], message)
         except Exception as error:

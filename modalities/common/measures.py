@@ -133,12 +133,12 @@ def certify_counts(
     fast = trial.fast or small
     plan = fast.recipe
 
-    def found() -> Iterator[Check]:
+    def run_checks() -> Iterator[Check]:
         yield checks.enumeration(plan, small.recipe.verifier)
         yield checks.frequency(plan, lambda seed: subject(bound(recipe, seed)), trial, unit)
         yield from equalities(fast, trial)
 
-    return plan, found()
+    return plan, run_checks()
 
 
 def _iterate_checks(tiny: Tiny, fast: Accelerated, recipe: Recipe, trial: Trial) -> Iterator[Check]:
@@ -173,10 +173,10 @@ def score_images(scenes: Sequence[Scene], pictures: Sequence[Any]) -> list[tuple
 def facts_quality(score: Callable[[Sequence[Any]], Scored]) -> Quality:
     """Return the quality "facts right" over the images in `RunResult.output` of all results."""
 
-    def scored(answers: Sequence[RunResult]) -> Scored:
-        return score([picture for answer in answers for picture in answer.output])
+    def score_results(results: Sequence[RunResult]) -> Scored:
+        return score([picture for result in results for picture in result.output])
 
-    return fact_accuracy(scored)
+    return fact_accuracy(score_results)
 
 
 LENGTHS = range(3, 9)  # draft lengths tried for assisted generation

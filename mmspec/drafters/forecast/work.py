@@ -35,7 +35,7 @@ def count_work(
     """The output of a pass in full, and the work if some modules are skipped and one is checked."""
     counter = FlopCounter()
     inside = dict.fromkeys((*skipped, *(() if checked is None else (checked,))), 0)
-    with _attributed(counter, inside), counter:
+    with _count_by_module(counter, inside), counter:
         output = call()
     whole = counter.total or 1
     rest = counter.total - sum(inside[module] for module in skipped)
@@ -44,7 +44,7 @@ def count_work(
 
 
 @contextmanager
-def _attributed(counter: FlopCounter, inside: dict[nn.Module, int]) -> Iterator[None]:
+def _count_by_module(counter: FlopCounter, inside: dict[nn.Module, int]) -> Iterator[None]:
     """Add the work within each module to `inside`, that of nested ones included."""
     entered: list[int] = []
 
