@@ -315,6 +315,10 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         lambda: fast()("hello"),
         ["custom_generate hook", "call generate(**inputs)"],
     ),
+    "mask without a prompt": (
+        lambda: fast().generate(attention_mask=torch.ones(1, 7).long(), max_new_tokens=2),
+        ["attention_mask (1, 7)", "give input_ids"],
+    ),
     "hook without a prompt": (lambda: fast()(small()), ["custom_generate hook"]),
     "sparse picture": (
         lambda: generate(

@@ -171,7 +171,11 @@ def test_certificates_tell_right_from_wrong() -> None:
         ({}, {"start": [3]}, r"start=\[3\] are not states; give one per row, 0 to 2"),
         ({}, {"start": []}, "are not states"),
         ({}, {"start": [0], "days": 0}, "days=0 is too small; give at least 1"),
-        ({}, {"start": [0], "nights": 2}, "nights is not a setting of .*; known: start, days"),
+        (
+            {},
+            {"start": [0], "nights": 2},
+            "unknown keyword nights for this modality.* known: start, days",
+        ),
         ({}, {"days": 2}, "start is missing"),
         ({"tree": [2, 1]}, {}, "tree"),
         (

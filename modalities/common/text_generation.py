@@ -197,7 +197,7 @@ class TextGenerator:
             if model.config.is_encoder_decoder:
                 made = source_inputs(model, made, merged)
             else:
-                made["input_ids"] = _hf.make_bos_prompt(model, merged, made)
+                made["input_ids"] = _make_start(model, merged, made)
         completed = self.bound.backbone.family.add_placeholders
         return made if completed is None else completed(model, made)
 
@@ -363,6 +363,17 @@ def _signature(media: Sequence[str] = ()) -> inspect.Signature:
 
 
 HOOK = _signature()
+
+
+def _make_start(model: Any, config: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, 1)
+    """The prompt of a request without one. Raises ValueError for a mask of another length."""
+    start, mask = _hf.make_bos_prompt(model, config, inputs), inputs.get("attention_mask")
+    if isinstance(mask, Tensor) and mask.shape != start.shape:
+        raise ValueError(
+            f"attention_mask {tuple(mask.shape)} is given without input_ids, and a request without "
+            f"a prompt starts from one BOS token per row; give input_ids, or drop the mask"
+        )
+    return start
 
 
 def bind_hook(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:

@@ -155,7 +155,7 @@ def test_another_file_is_no_table(tmp_path: Path) -> None:
     torn = tmp_path / "torn.safetensors"
     torn.write_bytes(b"no tensors")
     for file in (torn, tmp_path / "nowhere.safetensors", tmp_path, ""):
-        with pytest.raises(ValueError, match="cannot be read as a neighbour table"):
+        with pytest.raises(ValueError, match=r"cannot be read as a neighbour table|is a folder"):
             Neighbours.load(file)
 
 

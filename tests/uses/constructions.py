@@ -28,7 +28,17 @@ WRONG: dict[str, tuple[Any, ...]] = {  # parts, where the modality has them
     "max_rows": (0, -1, "x", 1.5, NAN, [1]),
     "processor": (5, "x", {}),
 }
-VERIFIERS: tuple[Any, ...] = ("exact", 5, [], {}, True, "", torch.nn.Linear(2, 2), "Coupled", b"x")
+VERIFIERS: tuple[Any, ...] = (
+    "no-such",
+    5,
+    [],
+    {},
+    True,
+    "",
+    torch.nn.Linear(2, 2),
+    "Coupled",
+    b"x",
+)
 RECIPES: tuple[Any, ...] = (5, [], {}, True, "", b"coupled", ["coupled"], "no-such", object)
 DRAFTERS: tuple[Any, ...] = (5, [], {}, True, "zoo:nope", "./nowhere", Path("nowhere/at/all"), "")
 MODELS: tuple[Any, ...] = (5, None, [], {}, "zoo:nope", "./nowhere", "a b c", "", torch.zeros(2))

@@ -52,11 +52,12 @@ class KinematicMetric:
         window as long as the episodes would hardly ever be full. Raises ValueError where no episode
         is long enough.
         """
+        if window is not None:
+            check_number("window", window, 3, whole=True, example=WINDOW)  # points of a circle
         episodes = [store.actions[store.episodes == number] for number in store.episodes.unique()]
         if window is None:
             lengths = sorted(map(len, episodes))
             window = max(min(WINDOW, lengths[len(lengths) // 2] // 3), 3)
-        check_number("window", window, 3, whole=True, example=WINDOW)  # points of a circle
         radii, paths = list[Tensor](), list[Tensor]()
         for actions in episodes:
             points = _positions(space, actions)

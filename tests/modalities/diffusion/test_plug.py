@@ -86,6 +86,7 @@ def test_the_bundled_pipeline_needs_no_switches(
     """PixArt bins sizes unless told not to, and knows no autoencoder but its own."""
     logger = logging.getLogger("diffusers")
     monkeypatch.setattr(logger, "handlers", [caplog.handler])
+    monkeypatch.setattr(logger, "level", logging.WARNING)  # commands lower it
     pipe = zoo.load("diffusion")
     assert caplog.messages == []
     pipe.set_progress_bar_config(disable=True)
