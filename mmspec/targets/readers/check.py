@@ -11,8 +11,9 @@ after its prompt are read both ways,
 If the first layers agree (one of each kind and one more), the others are not checked; these read
 the cache of the request's prompt. If block reading gives other scores, chains are read as the
 model's own step of several tokens (`Backbone.stepwise`), and if these differ too, the model is
-refused. The result is stored per class and configuration; a refusal is checked again at the next
-request, since a forward may fail temporarily.
+refused. The result is stored per class and configuration. A forward may fail temporarily, so a
+difference counts if a second check finds one too, and a refusal is checked again at the next
+request.
 """
 
 from __future__ import annotations
@@ -153,10 +154,13 @@ class _Shape:
         """
         reader, use = self.reader, USES[self.memory.batch > 1]
         key = self.key()
-        verdict = _verdicts.get(key)
+        verdict, is_damaged = _verdicts.get(key), False
         if verdict is None:
-            if (verdict := self.measure(memory, logits)) is None:
-                return False  # not comparable: the loop reports invalid scores
+            verdict = self.measure(memory, logits)
+            if is_damaged := verdict not in (None, ReadingCheck()):
+                verdict = self.measure(None, None)  # after a prefill of its own
+            if verdict is None:
+                return is_damaged  # not comparable: the loop reports invalid scores
             if not verdict.chain:  # a refusal may be temporary
                 _verdicts[key] = verdict
         found, advice = verdict.chain, _ADVICE[use]
@@ -166,7 +170,7 @@ class _Shape:
             advice = advice if key[3] in KERNELS else _KERNEL.format(key[3])
             raise ValueError(f"{type(reader.model).__name__} {found}; {advice}")
         if not verdict.stepwise or use in reader.stepwise:
-            return False
+            return is_damaged
         reader.stepwise.add(use)
         return True
 

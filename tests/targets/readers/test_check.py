@@ -18,7 +18,7 @@ from mmspec.targets.readers.backbone import FULL, SLIDING
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering, exhaustive
-from tests.partners import skip_checks
+from tests.partners import noisy, skip_checks
 from tests.toys.texts import TEXTS, prompts, text
 
 ROOM = 10
@@ -336,6 +336,35 @@ def test_what_fails_for_once_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> 
         with pytest.raises(ValueError, match=r"single tokens .*the device was busy"):
             mmspec.decode_plain(model, **request, max_new_tokens=2)
     assert mmspec.decode_plain(model, **request, max_new_tokens=2).stats.target_calls
+
+
+@pytest.mark.parametrize("value", [torch.nan, None])
+def test_a_forward_that_fails_once_settles_nothing(value: float | None) -> None:
+    """In whichever forward of the check: NaN, or an error."""
+    model, request = toys.model("llama"), toys.inputs("llama")
+    fast = mmspec.accelerate(model, "coupled", drafter=noisy("llama"), tree=[2, 2, 1])
+    how: dict[str, Any] = {"max_new_tokens": 3, "do_sample": False}
+    expected, failed = model.generate(**request, **how), 0
+    for last in range(1, 12):
+        left = iter(range(last))
+
+        def fail(*given: Any, left: Any = left, last: int = last) -> Tensor | None:
+            if next(left, None) != last - 1:
+                return None
+            if value is None:
+                raise RuntimeError("the device was busy")
+            return given[-1] * value  # type: ignore[no-any-return]
+
+        check.clear_cache()
+        handle = model.lm_head.register_forward_hook(fail)
+        try:
+            assert torch.equal(fast.generate(**request, **how).sequences, expected)
+        except (RuntimeError, ValueError):  # the request's own forward
+            failed += 1
+        handle.remove()
+        assert torch.equal(fast.generate(**request, **how).sequences, expected)
+        assert set(check._verdicts.values()) == {check.ReadingCheck()}
+    assert 0 < failed < 11
 
 
 @pytest.mark.parametrize("room", [1, 2, 3])
