@@ -191,7 +191,7 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_R
         columns.append((verdict.excess[:, None] / UNIT).long())
     if draft.padded:
         columns.append(draft.mask.sum(-1, keepdim=True))
-    columns.append(_find_invalid_rows(draft, scores)[:, None])
+    columns.append(_find_invalid_rows(draft, scores, verdict)[:, None])
     read = _parse_discrete if discrete else _parse_continuous
     rows = torch.cat(columns, 1).tolist()
     return [read(row, values, draft, verdict) for row, values in enumerate(rows)]
@@ -228,14 +228,20 @@ def _split_columns(
     return tuple(nodes), drafted, broken, excess
 
 
-def _find_invalid_rows(draft: Draft, scores: Scores | None) -> Tensor:  # (B,) bool
-    """Whether a position of a row has invalid scores; padded nodes do not count."""
+def _find_invalid_rows(
+    draft: Draft, scores: Scores | None, verdict: Verdict
+) -> Tensor:  # (B,) bool
+    """Rows with invalid scores, padded nodes aside, or target tokens that are NaN or infinite."""
     if scores is None:
         return torch.zeros(draft.batch, dtype=torch.bool, device=draft.tokens.device)
-    if not draft.padded:
-        return scores.distribution.invalid_mask()
-    root = draft.mask.new_ones(draft.batch, 1)
-    return scores.distribution.invalid_mask(torch.cat((root, draft.mask), 1))
+    mask = None
+    if draft.padded:
+        mask = torch.cat((draft.mask.new_ones(draft.batch, 1), draft.mask), 1)
+    broken = scores.distribution.invalid_mask(mask)
+    for made in (verdict.replacements, verdict.next):
+        if made is not None and made.is_floating_point():
+            broken = broken | ~made.isfinite().flatten(1).all(-1)
+    return broken
 
 
 def _raise_broken_logits(index: int, row: int, context: ContextLike, scores: Scores) -> None:
@@ -261,7 +267,7 @@ class GuardedDrafter:
         self.state = self._run_guarded(lambda drafter: drafter.begin(context))
 
     def propose(self, context: ContextLike) -> Draft:
-        draft = self._run_guarded(lambda drafter: drafter.propose(context, self.state))
+        draft = self._run_guarded(lambda drafter: _propose_finite(drafter, context, self.state))
         return context.empty_draft() if draft is None else draft
 
     def observe(self, context: ContextLike, draft: Draft, scores: Scores, round_: Round) -> None:
@@ -286,6 +292,16 @@ class GuardedDrafter:
             )
             self.drafter = self.state = None
             return None
+
+
+def _propose_finite(drafter: Drafter, context: ContextLike, state: Any) -> Draft:
+    """Raises ValueError for continuous tokens that are not finite, which the target would read."""
+    draft = drafter.propose(context, state)
+    if draft.tokens.is_floating_point() and not bool(draft.tokens.isfinite().all()):
+        raise ValueError(
+            "the drafted tokens are NaN or infinite; run the draft model in a wider dtype"
+        )
+    return draft
 
 
 class Clock:

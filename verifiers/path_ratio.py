@@ -54,7 +54,8 @@ class PathRatio(Verifier):
             none = torch.zeros(draft.batch, dtype=torch.int64, device=draft.tokens.device)
             return accept_chain(draft, none, sample_paths(p[:, 0], position[:, 0], noise))
         q = as_path_distribution(draft.distribution)
-        ratio = p[:, :-1].log_prob(draft.tokens) - q.log_prob(draft.tokens)  # (B, N, K)
+        target = p[:, :-1].log_prob(draft.tokens)  # (B, N, K)
+        ratio = target - q.log_prob(draft.tokens)
         hits = noise.flip(ratio.clamp_max(0).exp(), Lane.ACCEPT)
         length = (hits.all(-1) & draft.mask).cumprod(-1).sum(-1)
         rows = torch.arange(draft.batch, device=length.device)
@@ -66,8 +67,10 @@ class PathRatio(Verifier):
         redrawn = self._draw_residual(p[rows, node], q[rows, node], refused, noise)
         kept = torch.where(expand_event(refused, redrawn) > 0, redrawn, draft.tokens[rows, node])
         following = sample_paths(after, position[rows, length], noise)
+        following = torch.where(expand_event(whole, kept) > 0, following, kept)
+        broken = ~target.isfinite().flatten(1).all(-1)  # of the target; the loop reports NaN
         return accept_chain(
-            draft, length, torch.where(expand_event(whole, kept) > 0, following, kept)
+            draft, length, following.masked_fill(expand_event(broken, following) > 0, torch.nan)
         )
 
     def _draw_residual(

@@ -108,7 +108,7 @@ class ReleasedRatio(Verifier):
             normal = keys.split(2 * trial).normal(spare.shape[-1]).view_as(spare)
             y = p.mean + p.std * normal.double()
             ratio = (q.log_prob(y) - factor - p.log_prob(y)).clamp_max(0).exp()
-            hit = open_ & (keys.split(2 * trial + 1).uniform().view_as(ratio) >= ratio)
+            hit = open_ & ~(keys.split(2 * trial + 1).uniform().view_as(ratio) < ratio)  # or NaN
             found = torch.where(expand_event(hit, found) > 0, y.to(found.dtype), found)
             open_ = open_ & ~hit
         return found

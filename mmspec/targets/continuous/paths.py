@@ -50,7 +50,9 @@ class PathDistribution:
     condition: Tensor  # (..., G, D)
     scale: Tensor  # (...)
     real: Tensor  # (...) bool
-    invalid_reason: ClassVar[str] = "conditions of the diffusion head are NaN or infinite"
+    invalid_reason: ClassVar[str] = (
+        "diffusion head has conditions or outputs that are NaN or infinite"
+    )
 
     @property
     def batch(self) -> torch.Size:
@@ -235,7 +237,7 @@ class PathResidual:
         p, q = self.p[wide], self.q[wide]
         paths = p.sample(several)
         ratio = (q.log_prob(paths) - p.log_prob(paths)).clamp_max(0).exp()
-        return paths, coin >= ratio
+        return paths, ~(coin < ratio)  # where a density is NaN, Q excludes nothing
 
 
 def check_random(kernel: GaussianKernel) -> None:

@@ -14,6 +14,7 @@ from torch.testing import assert_close
 
 import mmspec
 from mmspec.accelerated import Accelerated
+from mmspec.decode import BrokenLogits
 from mmspec.modalities.mar.reader import class_tensor
 from mmspec.targets.continuous.patches import PatchSettings
 from mmspec.verifiers.path_ratio import PathRatio
@@ -77,6 +78,29 @@ def test_a_poor_draft_still_ends() -> None:
     assert out.stats.fallback is None
     assert out.stats.num_accepted_draft_tokens < out.stats.num_draft_tokens
     assert out.stats.num_new_tokens == 3 * PLAN.steps
+
+
+def broken_once(model: Any) -> Any:
+    """The model, whose head returns NaN in its first call."""
+    first = iter((True,))
+
+    def damage(module: Any, given: Any, output: torch.Tensor) -> torch.Tensor | None:
+        return output * torch.nan if next(first, False) else None
+
+    model.head.output.register_forward_hook(damage)
+    return model
+
+
+@pytest.mark.parametrize("recipe", ["cspd", "cspd-coupled"])
+def test_broken_drafts_cost_speed_and_a_broken_target_is_one_error(recipe: str) -> None:
+    fast = accelerate(mar(), recipe, drafter=broken_once(mar(7)))
+    out = fast.generate_images(**CALL, **settings(PLAN))
+    assert "NaN" in str(out.stats.fallback)
+    assert out.latents.isfinite().all()
+    fast = accelerate(broken_once(mar()), recipe, drafter=mar(7))
+    with pytest.raises(BrokenLogits, match=r"diffusion head has .* NaN or infinite in round"):
+        fast.generate_images(**CALL, **settings(PLAN))
+    assert fast.generate_images(**CALL, **settings(PLAN)).latents.isfinite().all()
 
 
 def test_pictures_do_not_depend_on_their_batch() -> None:
