@@ -149,6 +149,15 @@ def test_the_encoder_runs_once_and_rows_pass_the_gate_alone() -> None:
     assert looser == sorted(set(looser))
 
 
+def test_a_forward_that_was_set_on_the_encoder_is_put_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    encoder = granite.model().model.encoder
+    own = encoder.forward
+    monkeypatch.setattr(encoder, "forward", lambda *args, **how: own(*args, **how))
+    replaced = encoder.forward
+    asked(granite.inputs((2,)))
+    assert encoder.forward is replaced
+
+
 @contextmanager
 def counted() -> Iterator[dict[str, int]]:
     """Forwards of the parts of the model."""

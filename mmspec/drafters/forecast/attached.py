@@ -56,7 +56,7 @@ class AttachedNetworks:
         try:
             for network in networks:
                 taken.each.append(one(network))
-        except ValueError:
+        except BaseException:
             taken()
             raise
         return taken

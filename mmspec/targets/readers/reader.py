@@ -291,8 +291,7 @@ class CtcOutput:
 
 def run_ctc(model: Any, ctc: CtcHead, inputs: Mapping[str, Any]) -> CtcOutput | None:
     """Run the encoder and its head; None for a request without audio."""
-    sound = inputs.get(ctc.media)
-    if sound is None:
+    if (sound := inputs.get(ctc.media)) is None:
         return None
     encoded = ctc.encoder(model)(sound.to(model.dtype))
     states = encoded.last_hidden_state
@@ -311,12 +310,14 @@ def reuse_encoder_output(
     if ctc is None or output is None:
         yield
         return
-    encoder = ctc.encoder(model)
-    encoder.forward = lambda *_, **__: output.encoded
+    attributes = vars(ctc.encoder(model))
+    replaced = {name: attributes[name] for name in {"forward"} & attributes.keys()}
+    attributes["forward"] = lambda *_, **__: output.encoded
     try:
         yield
     finally:
-        del encoder.forward
+        del attributes["forward"]
+        attributes |= replaced  # of hooks of others
 
 
 def layer_list_name(decoder: nn.Module) -> str:
@@ -335,9 +336,8 @@ def without_layers(decoder: Any, skip: Sequence[int], depth: int | None = None) 
     name = layer_list_name(decoder)
     layers = list(decoder.get_submodule(name))[:depth]
     twin = copy.copy(decoder)
-    twin._modules = dict(decoder._modules)
     left = [layer for index, layer in enumerate(layers) if index not in set(skip)]
-    twin._modules[name] = nn.ModuleList(left)
+    twin._modules = {**decoder._modules, name: nn.ModuleList(left)}
     return twin
 
 

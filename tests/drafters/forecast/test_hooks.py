@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mmspec.drafters.forecast.attached import AttachedNetworks
+from mmspec.drafters.forecast.attached import AttachedNetworks, Statistics
 from mmspec.drafters.forecast.features import transformer_blocks
 from mmspec.drafters.forecast.forecast import Newton
 from mmspec.drafters.forecast.hooks import Extrapolation, Forecasting
@@ -286,6 +286,19 @@ def test_detaching_leaves_no_trace(name: str) -> None:
     assert torch.equal(draw(pipe), plain)
     for key, value in pipe.transformer.state_dict().items():
         assert torch.equal(value, weights[key])
+
+
+def test_an_interrupt_while_attaching_leaves_no_trace() -> None:
+    first, detached = nn.Linear(1, 1), list[nn.Module]()
+
+    def attach_one(network: nn.Module) -> Any:
+        if network is not first:
+            raise KeyboardInterrupt
+        return lambda: detached.append(network)
+
+    with pytest.raises(KeyboardInterrupt):
+        AttachedNetworks.to([first, nn.Linear(1, 1)], attach_one, Statistics())
+    assert detached == [first]
 
 
 def _fail(*_: Any) -> dict[str, Any]:
