@@ -14,7 +14,7 @@ from mmspec.accelerated import Accelerated
 from mmspec.api import accelerate
 from mmspec.bench.forwards import time_forwards
 from mmspec.bench.reporting import Progress, describe_environment, dtype_name, read_clock, silent
-from mmspec.bench.studies.shapes import FixedLength, build_model, random_prompt
+from mmspec.bench.studies.shapes import FixedLength, build_model, parse_device, random_prompt
 from mmspec.drafters.oracle import Oracle
 
 
@@ -64,7 +64,7 @@ def growth(
     Forwards are timed within the run: in isolation they differ by more than the host time to be
     measured. The model is small enough to leave the processor's cache to the host code.
     """
-    place = torch.device(device)
+    place = parse_device(device)
     model = build_model(shape, place, torch.float32, max(contexts) + max_new_tokens + 64, seed)
     cases = [_case(model, context, max_new_tokens, acceptance, seed) for context in contexts]
     found: list[list[list[Turn]]] = []  # [repeat][context][round]

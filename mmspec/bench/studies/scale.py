@@ -14,7 +14,12 @@ from mmspec.api import accelerate
 from mmspec.bench.efficiency import run_and_replay
 from mmspec.bench.reporting import Progress, Report, describe_environment, dtype_name, silent
 from mmspec.bench.row import tokens_per_target_call
-from mmspec.bench.studies.shapes import FixedLength, build_model, random_prompt
+from mmspec.bench.studies.shapes import (
+    FixedLength,
+    build_model,
+    parse_device,
+    random_prompt,
+)
 from mmspec.bench.timing import Ratio, time_run
 from mmspec.drafters.oracle import Oracle
 from mmspec.errors import check_number
@@ -72,7 +77,7 @@ def scale(
         check_number("context", context, 1, whole=True, example=512)
     for rate in rates:
         check_number("acceptance", rate, 0, 1, example=0.8)
-    place = _device(device)
+    place = parse_device(device)
     kind = _dtype(dtype, place)
     model = build_model(shape, place, kind, max(contexts) + max_new_tokens + 64, seed)
     points: list[ScalePoint] = []
@@ -153,22 +158,10 @@ def _point(
     )
 
 
-def _device(name: str | None) -> torch.device:
-    """Return a device by name; default: cuda where available. Raises ValueError if unavailable."""
-    try:
-        place = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=place)
-    except (RuntimeError, AssertionError) as error:  # no such name, or not compiled in
-        raise ValueError(
-            f"device={name!r} is not available; give one, such as cpu or cuda"
-        ) from error
-    return place
-
-
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     found = vars(torch).get(name)
-    if not isinstance(found, torch.dtype) or not found.is_floating_point:
+    if found not in (torch.float32, torch.bfloat16, torch.float16):
         raise ValueError(f"{name!r} is not a floating dtype; give float32, bfloat16 or float16")
     return found

@@ -55,6 +55,18 @@ SHAPES: Mapping[str, DecoderShape] = {
 }
 
 
+def parse_device(name: str | None) -> torch.device:
+    """Return a device by name; default: cuda where available. Raises ValueError if unavailable."""
+    try:
+        place = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
+        torch.empty(0, device=place)
+    except (RuntimeError, AssertionError) as error:  # no such name, or not compiled in
+        raise ValueError(
+            f"device={name!r} is not available; give one, such as cpu or cuda"
+        ) from error
+    return place
+
+
 def build_model(
     name: str, device: torch.device, dtype: torch.dtype, positions: int = 8192, seed: int = 0
 ) -> Any:

@@ -22,7 +22,7 @@ from mmspec.bench.reporting import (
     read_clock,
     silent,
 )
-from mmspec.bench.studies.shapes import build_model, random_prompt
+from mmspec.bench.studies.shapes import build_model, parse_device, random_prompt
 from mmspec.decode import make_round
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Sampling
@@ -89,7 +89,7 @@ def views(
         check_number("tokens", count, 0, whole=True, example=64)
     check_number("length", length, 1, 1024, whole=True, example=4)
     check_number("rounds", rounds, 1, 10_000, whole=True, example=8)
-    place = torch.device(device)
+    place = parse_device(device)
     room = (rounds + 2) * (length + 1)
     positions = BEFORE + max(visual) + AFTER + room
     model = build_model(shape, place, torch.float32, positions, seed)

@@ -25,6 +25,12 @@ def test_it_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(one["visual"], one["tokens"]) for one in found["points"]] == [(16, 4), (16, None)]
 
 
+@pytest.mark.parametrize("device", ["tpu9", "cuda:99", "mps"])
+def test_devices_are_looked_for(device: str) -> None:
+    with pytest.raises(ValueError, match=f"device='{device}' is not available; give one"):
+        views("probe", device=device)
+
+
 @pytest.mark.parametrize("name", ["length", "rounds", "visual", "tokens"])
 def test_counts_have_limits(name: str) -> None:
     wrong: Any = {name: [-1] if name in ("visual", "tokens") else 10**12}
