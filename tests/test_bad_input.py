@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers import GenerationConfig
 from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 
 import mmspec
@@ -349,6 +350,17 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
         lambda: generate(temperature=False),
         ["temperature=False", "must be a number"],
     ),
+    **{
+        f"a configuration with {name}={value!r}": (
+            partial(generate, generation_config=GenerationConfig(**{name: value})),
+            [f"{name}={value!r}"],
+        )
+        for name, value in {
+            **{"max_time": "x", "repetition_penalty": -1, "top_k": "x", "output_scores": 2},
+            "temperature": "x",
+        }.items()
+    },
+    "first token that is none": (lambda: fast().generate(bos_token_id="x"), ["bos_token_id='x'"]),
     "time without length": (lambda: generate(max_time=0), ["max_time=0", "above 0", "seconds"]),
     "n-gram without bound": (
         lambda: generate(encoder_no_repeat_ngram_size=10**20),

@@ -23,6 +23,13 @@ from mmspec.distributions.call_state import StateWatch, is_of_user
 from mmspec.errors import check_number
 
 
+def check_seconds(name: str, value: Any) -> None:
+    """Check for a number above 0. Raises ValueError."""
+    check_number(name, value, example=2.5)
+    if value <= 0:
+        raise ValueError(f"{name}={value!r} must be above 0; give seconds, such as 2.5")
+
+
 @dataclass(frozen=True)
 class Stop:
     """Keep new tokens up to and including the first at which any condition holds.
@@ -48,9 +55,7 @@ class Stop:
                 "1, and a max_length above the length of the prompt"
             )
         if self.max_time is not None:
-            check_number("max_time", self.max_time, example=2.5)
-            if self.max_time <= 0:
-                raise ValueError(f"max_time={self.max_time!r} must be above 0; give seconds")
+            check_seconds("max_time", self.max_time)
         for criterion in self.criteria:
             if type(criterion).__name__ == "ConfidenceCriteria":  # not a public name
                 raise ValueError(
@@ -91,6 +96,8 @@ class Stop:
             )
         if not clocks and config.max_time is not None:
             clocks.append(MaxTimeCriteria(config.max_time))
+        for one in clocks:
+            check_seconds("max_time", one.max_time)
         clock = min(clocks, key=lambda c: c.initial_timestamp + c.max_time, default=None)
         return cls(
             max_new_tokens=min(lengths) - prompt_length,

@@ -14,6 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor
 from mmspec import _hf
 from mmspec.distributions.sampling import DOUBLED, Sampling
 from mmspec.errors import check_flag, check_number, format_value, nearest_name
+from mmspec.targets.stop import check_seconds
 
 SAMPLING_SETTINGS = (
     "temperature",
@@ -31,6 +32,8 @@ def infer_do_sample(settings: dict[str, Any]) -> dict[str, Any]:
     names, temperature = (*SAMPLING_SETTINGS, "top_h"), settings.get("temperature")
     if temperature is not None:
         check_number("temperature", temperature)
+    if settings.get("do_sample") is not None:
+        check_flag("do_sample", settings["do_sample"])
     if temperature == 0:
         settings = {k: v for k, v in settings.items() if k not in names}
         return {**settings, "do_sample": False}
@@ -61,7 +64,7 @@ def resolve(
     special tokens are tensors.
     """
     _refuse_unknown(model, {**_entries(config), **settings})
-    check_values(settings)
+    check_values({**({} if config is None else vars(config)), **settings})
     merged = _hf.merge_config(model, config, settings)
     refuse_modes(model, merged)
     _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
@@ -209,12 +212,6 @@ def _positive(name: str, value: Any) -> None:
     check_number(name, value, 1e-8, example=1.1)
 
 
-def _seconds(name: str, value: Any) -> None:
-    check_number(name, value, example=2.5)
-    if value <= 0:
-        raise ValueError(f"{name}={value!r} must be above 0; give seconds, such as 2.5")
-
-
 def _share(name: str, value: Any) -> None:
     check_number(name, value, 0, 1, example=0.4)
 
@@ -281,7 +278,7 @@ VALUE_CHECKS: Mapping[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(
         ("output_hidden_states", "renormalize_logits", "remove_invalid_values"), check_flag
     ),
-    **{"max_time": _seconds, "top_h": _share, "encoder_no_repeat_ngram_size": _ngram},
+    **{"max_time": check_seconds, "top_h": _share, "encoder_no_repeat_ngram_size": _ngram},
     "bad_words_ids": _words,
     "exponential_decay_length_penalty": _decay,
     "stop_strings": _texts,
@@ -349,7 +346,7 @@ REFUSED: dict[str, tuple[Any, str]] = {  # the neutral value, and the reason or 
         None,
         "that is a recipe here; drop it for accelerate(model, 'prompt-lookup', length=...)",
     ),
-    "token_healing": (False, "it rewrites the prompt; heal the prompt beforehand"),
+    "token_healing": (False, "it rewrites the prompt; drop it, and heal the prompt beforehand"),
     "use_cache": (
         True,
         "some classes predict other tokens without a cache; pass use_cache=True, or set it in the "
