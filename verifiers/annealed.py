@@ -60,6 +60,6 @@ class Annealed:
         """w_0, w_1, ..., with mean delta: the first `above` decrease, the others are 1."""
         falling = torch.exp(-self.nu * torch.arange(longest, dtype=torch.float64))
         above = torch.arange(1, longest + 1)
-        scale = (self.delta * longest - (longest - above)) / falling.cumsum(0)
+        scale = (float(self.delta) * longest - (longest - above)) / falling.cumsum(0)
         above = (scale * falling >= 1).sum()  # the number of weights above 1
         return (scale[above - 1] * falling).clamp_min(1)

@@ -113,6 +113,8 @@ def _check_call(given: Mapping[str, Any]) -> None:
     for name in COUNTS:
         if given.get(name) is not None:
             check_number(name, given[name], 1, whole=True)
+    if given.get("max_sequence_length") is not None:  # a tokenizer pads to it
+        check_number("max_sequence_length", given["max_sequence_length"], 1, 65536, whole=True)
     generator, latents = given.get("generator"), given.get("latents")
     made = generator if isinstance(generator, list) else [generator]
     if generator is not None and not all(isinstance(one, torch.Generator) for one in made):

@@ -47,7 +47,7 @@ class Retrieval(Drafter):
     required_features: ClassVar[frozenset[str]] = frozenset({"hidden"})
 
     def __post_init__(self) -> None:
-        check_number("neighbours", self.neighbours, 1, whole=True, example=4)
+        check_number("neighbours", self.neighbours, 1, 1024, whole=True, example=4)
         if self.store.actions.shape[1] != self.space.size:
             raise ValueError(
                 f"stored actions have {self.store.actions.shape[1]} components, those of this "

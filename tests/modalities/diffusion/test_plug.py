@@ -99,6 +99,8 @@ def test_the_bundled_pipeline_needs_no_switches(
     assert fast("a red circle", num_inference_steps=3, seed=0).stats.num_new_tokens == 3
     with pytest.raises(ValueError, match="Invalid sample size"):
         pipe("a red circle", use_resolution_binning=True)
+    with pytest.raises(ValueError, match="max_sequence_length=1000000000000 must be"):
+        fast("a red circle", max_sequence_length=10**12)  # the tokenizer would end the process
     pipe.save_pretrained(tmp_path)
     again = DiffusionPipeline.from_pretrained(tmp_path)
     assert type(again).__module__.startswith("diffusers.")
