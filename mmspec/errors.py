@@ -280,5 +280,7 @@ def _value(text: str, default: Any, pair: str) -> Any:
         value = text
     wanted = str if default is None else type(default)
     if type(value) is not wanted and not (wanted is float and type(value) is int):
-        raise ValueError(f"{pair!r} gives no {wanted.__name__}, as in the default {default}")
+        raise ValueError(
+            f"{pair!r} gives no {wanted.__name__}; give one, as in the default {default}"
+        )
     return value

@@ -41,6 +41,8 @@ def format_error(error: Exception) -> tuple[str, int]:
     message = " ".join(str(error).split())
     if not isinstance(error, ValueError | TypeError | OSError):
         message = f"{type(error).__name__}: {message} (MMSPEC_DEBUG=1 shows where)"
+    elif isinstance(error, OSError) and error.filename is not None:
+        message = f"{error.filename}: {error.strerror}; give another path"
     return message or type(error).__name__, 1
 
 

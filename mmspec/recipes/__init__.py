@@ -50,9 +50,14 @@ def names(*decodes: str) -> tuple[str, ...]:
     return tuple(name for name in modules() if not decodes or describe(name)["decodes"] in decodes)
 
 
-@lru_cache(maxsize=256)
 def get(name: str) -> Recipe:
     """The recipe of that name. Raises ValueError with the nearest and all known names."""
+    _module(name)  # raises for what has no hash
+    return _load(name)
+
+
+@lru_cache(maxsize=256)
+def _load(name: str) -> Recipe:
     module = _read(name)
     try:
         recipe: Recipe = module.RECIPE

@@ -13,7 +13,7 @@ class AcceleratedImageModel(Accelerated):
 
     calls: ClassVar[tuple[str, ...]] = ("generate_images",)
 
-    def generate_images(self, **arguments: Any) -> Images:
+    def generate_images(self, *args: Any, **arguments: Any) -> Images:
         """Generate images.
 
         Args:
@@ -41,7 +41,7 @@ class AcceleratedImageModel(Accelerated):
             >>> fast = mmspec.accelerate("zoo:image", processor=mmspec.zoo.processor("image"))
             >>> fast.generate_images(prompt="a large red circle", seed=0).images[0].save("out.png")
         """
-        return self._run("generate_images", (), arguments)  # type: ignore[no-any-return]
+        return self._run("generate_images", args, arguments)  # type: ignore[no-any-return]
 
     def _missing_call(self, call: str) -> str:
         """A model may write text too, with another reader, as Janus does."""

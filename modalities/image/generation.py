@@ -154,7 +154,10 @@ def cell_offsets(grid: Grid, device: torch.device) -> Tensor:  # (H, W)
 def tokenize_prompts(processor: Any, texts: Sequence[str], **options: Any) -> Mapping[str, Any]:
     """Token ids (B, L) of prompts, padded on the left, and their attention mask."""
     padding = {"padding": True, "padding_side": "left", "return_tensors": "pt"}
-    encoding = processor(text=list(texts), **options, **padding)
+    try:
+        encoding = processor(text=list(texts), **options, **padding)
+    except ValueError as error:
+        raise ValueError(f"prompt: {error} (give a text without image tokens)") from error
     return {name: encoding[name] for name in ("input_ids", "attention_mask")}
 
 
@@ -165,7 +168,7 @@ def fixed_layout(name: str, size: tuple[int, int], codes: int) -> Callable[[int,
         if (height, width) != size:
             raise ValueError(
                 f"a grid of {height} x {width} does not fit: {name} generates {size[0]} x {size[1]}"
-                " codes only; omit grid="
+                " codes only; drop grid="
             )
         return Grid(height, width, (0, codes))
 

@@ -26,7 +26,7 @@ class AcceleratedMarModel(Accelerated):
 
     calls: ClassVar[tuple[str, ...]] = ("generate_images",)
 
-    def generate_images(self, **arguments: Any) -> LatentImages:
+    def generate_images(self, *args: Any, **arguments: Any) -> LatentImages:
         """Generate one image per class.
 
         Args:
@@ -50,4 +50,4 @@ class AcceleratedMarModel(Accelerated):
             >>> vae = mmspec.zoo.vae("mar")
             >>> fast.generate_images(class_labels=[3, 8], steps=36, last_noise=True, vae=vae).images
         """
-        return self._run("generate_images", (), arguments)  # type: ignore[no-any-return]
+        return self._run("generate_images", args, arguments)  # type: ignore[no-any-return]

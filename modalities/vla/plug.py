@@ -36,7 +36,7 @@ from mmspec.modalities.vla.prediction import (
 )
 from mmspec.modalities.vla.requests import OWN as REQUEST
 from mmspec.modalities.vla.requests import ActionRequest, check_deadline, prepare_request
-from mmspec.modalities.vla.robots import Robots, parse_robots, parse_rows
+from mmspec.modalities.vla.robots import Robots, count_rows, parse_robots, parse_rows
 from mmspec.modalities.vla.rollout import (
     OnAction,
     PolicyRequest,
@@ -255,7 +255,7 @@ class PolicySession(tokens.TokenSession):
         Raises ValueError for other shapes, for NaN, and for a robot whose action statistics are
         not known; then nothing is recorded for any robot.
         """
-        numbers = parse_robots(robots, 1 if np.ndim(action) < 2 else len(action))
+        numbers = parse_robots(robots, count_rows(action))
         with self.robots.access(numbers, self._default_space) as rows:
             actions = parse_rows("action", action, len(rows), rows[0].episode.space.size)
             states = None if state is None else parse_rows("state", state, len(rows), None)

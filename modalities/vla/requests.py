@@ -50,7 +50,7 @@ def prepare_request(
     `inputs` are the names of tensors that the model takes; given as tensors, no `reader` is needed.
     """
     given = _name_arguments(args, arguments)
-    why = "an action has one token per component, and robots= names the rows"
+    why = "an action has one token per component; drop it, and give robots= for several rows"
     refuse_fixed(given, FIXED, "predict_action()", why)
     tensors = {name: one for name, one in given.items() if name in inputs and one is not None}
     unknown = sorted(set(given) - set(OWN) - inputs)
@@ -90,8 +90,8 @@ def _name_arguments(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[s
     named = dict(zip(("image", "instruction"), args, strict=False))
     if len(args) > 2 or set(named) & set(arguments):
         raise ValueError(
-            "predict_action() takes two positional arguments, image and instruction; name the "
-            "rest: predict_action(image, instruction, unnorm_key=...)"
+            "predict_action() takes two positional arguments, image and instruction; give the "
+            "rest by name: predict_action(image, instruction, unnorm_key=...)"
         )
     return {**named, **arguments}
 

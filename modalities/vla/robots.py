@@ -165,6 +165,15 @@ def parse_robots(robots: Any, count: int | None) -> list[int]:
     return found
 
 
+def count_rows(action: Any) -> int:
+    """The rows of (B, D) numbers; 1 for anything else, which `parse_rows` refuses."""
+    try:
+        shape = np.shape(action)
+    except ValueError:  # rows of several lengths
+        shape = ()
+    return shape[0] if len(shape) == 2 else 1
+
+
 def parse_rows(name: str, values: Any, count: int, width: int | None) -> Tensor:  # (count, width)
     """Convert to rows, one per robot. Raises ValueError for other shapes, NaN and infinity."""
     if isinstance(values, Tensor):

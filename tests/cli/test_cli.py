@@ -134,6 +134,11 @@ def test_a_picture_is_described(
         (("generate", "--prompt", "x", "--model", "VLM", "--image", __file__), "is not an image"),
         (("generate", "--prompt", "x", "--model", "tests/none"), "there is no model folder"),
         (("generate", "--prompt", "x", "--model", __file__), "give the folder"),
+        (
+            ("zoo", "train", "llava-drafter", "--out", __file__),
+            "test_cli.py: Not a directory; give another path",
+        ),
+        (("bench", "sweep", "--prompt", "<image>"), "give a text without image tokens"),
         (("generate", "--prompt", "x", "--model", "TEXT", "--out", "x.png"), "writes no files"),
         (
             ("generate", "--prompt", "x", "--model", "TEXT", "--tree", "3,0,1"),
@@ -598,7 +603,7 @@ def test_recipes_of_other_packages_are_found(
 ) -> None:
     point = EntryPoint("strange", "mmspec.recipes.coupled", recipes.GROUP)
     monkeypatch.setattr(recipes, "entry_points", lambda group: [point])
-    for cached in (recipes.modules, recipes.names, recipes.get):
+    for cached in (recipes.modules, recipes.names, recipes._load):
         cached.cache_clear()
     try:
         assert "strange" in recipes.names("tokens")
@@ -606,7 +611,7 @@ def test_recipes_of_other_packages_are_found(
         assert run(capsys, "show", "strange")["summary"] == recipes.summary("coupled")
         assert "strange" not in json.loads(recipes.index())
     finally:
-        for cached in (recipes.modules, recipes.names, recipes.get):
+        for cached in (recipes.modules, recipes.names, recipes._load):
             cached.cache_clear()
 
 
@@ -626,7 +631,7 @@ def test_a_package_that_cannot_be_used_is_named(
 ) -> None:
     made = EntryPoint("touch", point, home.GROUP)
     monkeypatch.setattr(home, "entry_points", lambda group: [made])
-    looked = (registry.modalities, recipes.modules, recipes.names, recipes.get)
+    looked = (registry.modalities, recipes.modules, recipes.names, recipes._load)
     for one in looked:
         one.cache_clear()
     try:

@@ -97,10 +97,10 @@ def test_hide_all_leaves_nothing() -> None:
             "'share=0.5' is not a parameter of 'attn-topk'; it has keep",
         ),
         ("attn-topk:keep", "'keep' is not a parameter of 'attn-topk'; it has keep=0.5"),
-        ("attn-topk:keep=half", "'keep=half' gives no float, as in the default 0.5"),
+        ("attn-topk:keep=half", "'keep=half' gives no float; give one, as in the default 0.5"),
         ("attn-topk:keep=0", "keep=0 is not a share of the tokens"),
         ("attn-topk:keep=1.5", "keep=1.5 is not a share of the tokens"),
-        ("average-pool:stride=2.5", "'stride=2.5' gives no int, as in the default 2"),
+        ("average-pool:stride=2.5", "'stride=2.5' gives no int; give one, as in the default 2"),
         ("identity:keep=1", "'keep=1' is not a parameter of 'identity'; it has none"),
     ],
 )

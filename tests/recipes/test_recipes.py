@@ -176,5 +176,7 @@ def test_a_deferred_verifier_says_what_is_known_of_it() -> None:
 def test_a_name_that_is_nearly_right() -> None:
     with pytest.raises(ValueError, match="no recipe 'spec-infr'; did you mean 'spec-infer'"):
         recipes.get("spec-infr")
+    with pytest.raises(ValueError, match=r"no recipe \[\]; known recipes: .*coupled"):
+        recipes.get([])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no recipe 'zzz'; known recipes: .*coupled"):
         recipes.get("zzz")

@@ -17,7 +17,7 @@ from mmspec.drafters.neural.draft_inputs import (
     target_features,
 )
 from mmspec.drafters.neural.small_model import SmallModel, SmallModelKind, build_autoregressive
-from mmspec.errors import explain_load_errors
+from mmspec.errors import explain_load_errors, format_value
 from mmspec.models.folder import read_json
 from mmspec.recipe import Kit
 from mmspec.targets.readers.reader import Reader
@@ -87,6 +87,10 @@ def projector_of(model: Any, given: Any) -> Projector:
     """The projector given: an object, a folder, or None for the folder of `model`."""
     if isinstance(given, Projector):
         return given
+    if given is not None and not isinstance(given, str | Path):
+        raise ValueError(
+            f"projector={format_value(given)} is neither a projector nor a path; give one of them"
+        )
     if given is None and not model.config._name_or_path:
         raise ValueError(
             "a MASSV draft model needs its projector; load it from a folder that `mmspec train "

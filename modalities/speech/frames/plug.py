@@ -68,7 +68,7 @@ class FrameSession(Session):
     ) -> Speech:
         """Synthesize one text, or a list of them; arguments as of `AcceleratedFrameModel`."""
         if len(args) > 1 or (args and "text" in arguments):
-            raise ValueError("synthesize() takes one positional argument, the text; name the rest")
+            raise ValueError("synthesize() takes one positional argument; give the rest by name")
         given = {**({"text": args[0]} if args else {}), **arguments}
         unknown = sorted(set(given) - set(ARGUMENTS))
         if unknown:

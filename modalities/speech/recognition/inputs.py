@@ -78,8 +78,8 @@ def prepare_inputs(
     if model.config.is_encoder_decoder:
         if prompt is not None:
             raise ValueError(
-                f"prompt={prompt!r}: {type(model).__name__} takes no text prompt; drop it, or give "
-                "prompt_ids= for Whisper"
+                f"prompt={format_value(prompt)}: {type(model).__name__} takes no text prompt; drop "
+                "it, or give prompt_ids= for Whisper"
             )
         made = _extract_features(model, processor, waves, rate)
     else:

@@ -75,7 +75,7 @@ def transcribe(
     given = dict(arguments)
     if len(args) > 1 or (args and "audio" in given) or not (args or "audio" in given):
         raise ValueError(
-            "transcribe() takes one recording or a list of them: transcribe(audio, ...)"
+            "transcribe() takes one recording or a list of them; give it: transcribe(audio, ...)"
         )
     audio = args[0] if args else given.pop("audio")
     own = {name: given.pop(name, None) for name in OWN_ARGUMENTS}

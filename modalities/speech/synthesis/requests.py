@@ -37,7 +37,7 @@ def prepare_request(
 ) -> dict[str, Any]:
     """Arguments of `generate`. Raises ValueError for texts and settings that are not supported."""
     if len(args) > 1 or (args and "text" in arguments):
-        raise ValueError("synthesize() takes one positional argument, the text; name the rest")
+        raise ValueError("synthesize() takes one positional argument; give the rest by name")
     given = {**({"text": args[0]} if args else {}), **arguments}
     why = "the vocabulary layout sets codes and their end; give codes= to accelerate()"
     refuse_fixed(given, FIXED, "synthesize()", why)
@@ -100,7 +100,7 @@ def _inputs(
         raise ValueError(
             f"text={format_value(text)} is neither a text nor a list of texts; give one"
         )
-    refuse_fixed(given, ("attention_mask",), "synthesize()", "it goes with input_ids")
+    refuse_fixed(given, ("attention_mask",), "synthesize()", "it goes with input_ids; drop it")
     voices = voice if isinstance(voice, list | tuple) else [voice] * len(texts)
     if len(voices) != len(texts):
         raise ValueError(
@@ -115,15 +115,16 @@ def _inputs(
 def _prompt(layout: SpeechCodes, tokenizer: Any, text: Any, voice: str | None) -> list[int]:
     """`[voice] text begin`. Raises ValueError for what is no text, or an empty one."""
     if not isinstance(text, str) or not text.strip():
-        raise ValueError(f"text={text!r} has no words to synthesize; give a sentence")
+        raise ValueError(f"text={format_value(text)} has no words to synthesize; give a sentence")
     voice_id = layout.voice_id(voice)
     ids: list[int] = tokenizer(text, add_special_tokens=False)["input_ids"]
     unknown = getattr(tokenizer, "tokenizer", tokenizer).unk_token_id
     if unknown in ids:
         words = [one for one in text.split() if unknown in tokenizer(one)["input_ids"]]
         raise ValueError(
-            f"text={text!r}: the tokenizer does not know {' '.join(words) or 'all of it'}, which "
-            "would be dropped; use other words"
+            f"text={format_value(text)}: the tokenizer does not know "
+            f"{format_value(' '.join(words)) if words else 'all of it'}, which would be dropped; "
+            "use other words"
         )
     if not ids:
         raise ValueError(f"text={text!r} has no word that the tokenizer knows; give a sentence")
@@ -174,6 +175,9 @@ def _prepare_sampling(given: Mapping[str, Any], config: Any, aware: Any) -> dict
     if given.get("do_sample") is not None:
         check_flag("do_sample", given["do_sample"])
     requested = {name: given.get(name) for name in ("temperature", "top_k", "top_p")}
+    for name, value in requested.items():
+        if value is not None:
+            check_number(name, value)
     own = {"temperature": config.temperature, "top_p": config.top_p}
     warpers = {name: value for name in requested if (value := requested[name] or own.get(name))}
     greedy = given.get("do_sample") is False or given.get("temperature") == 0

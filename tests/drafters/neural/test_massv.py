@@ -87,6 +87,7 @@ def test_a_folder_holds_a_language_model_and_its_projector(tmp_path: Path) -> No
         ({}, "needs its projector"),
         ({"projector": massv.Projector(16, 48)}, "maps 16 to 48.*features are 32 wide"),
         ({"projector": massv.Projector(32, 64)}, "maps 32 to 64.*draft model 48"),
+        ({"projector": True}, "projector=True is neither a projector nor a path"),
         ({"projector": "nowhere"}, "nowhere has no projector.safetensors"),
         ({"projector": massv.Projector(32, 48), "sees": "nothing"}, "drop sees="),
     ],

@@ -76,6 +76,8 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         lambda: mmspec.accelerate(two_sets(), "plain").observe(np.zeros(SIZE)),
         ["2 data sets", "unnorm_key=", "accelerate()", "predict an action first"],
     ),
+    "told a picture": (observe_call(picture()), ["action=", "numbers"]),
+    "told rows of two lengths": (observe_call([[0.0], [0.0, 1.0]]), ["action=", "numbers"]),
     "no statistics": (
         lambda: mmspec.accelerate(toys.model("llava"), "plain", modality="vla"),
         ["norm_stats", "actions="],
@@ -120,7 +122,7 @@ CASES: dict[str, tuple[Callable[[], Any], list[str]]] = {
         predict(*ASK, input_ids=torch.ones(1, 2, dtype=torch.int64)),
         ["input_ids"],
     ),
-    "by place": (predict(*ASK, "toy"), ["name the rest"]),
+    "by place": (predict(*ASK, "toy"), ["give the rest by name"]),
     "processor that is none": (lambda: fast(processor=3), ["processor=3"]),
     "no processor": (
         lambda: mmspec.accelerate(prismatic.openvla(), "plain").predict_action(*ASK),

@@ -265,7 +265,7 @@ def test_the_default_with_a_draft_model_drafts_one_code() -> None:
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
     "empty text": ({"text": " "}, "has no words"),
-    "unknown word": ({"text": "red zebra"}, "does not know zebra"),
+    "unknown word": ({"text": "red zebra"}, "does not know 'zebra'"),
     "no text": ({"text": 3}, "neither a text"),
     "nothing": ({"text": None}, "give synthesize"),
     "too long": ({"text": "red " * 70}, "has 64 positions"),
@@ -280,6 +280,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a dictionary": ({"text": "red", "output_scores": True}, "it returns waveforms"),
     "greedy and aware": ({"text": "red", "repetition_aware": True, "temperature": 0}, "resamples"),
     "no flag": ({"text": "red", "do_sample": "yes"}, "do_sample='yes' is neither True nor False"),
+    "a tensor as a count": (
+        {"text": "red", "top_k": torch.ones(2)},
+        "top_k=.* number",
+    ),
     "no ids": ({"input_ids": torch.zeros(1, 0, dtype=torch.int64)}, r"int64 \(1, 0\) must all end"),
     "no begin": ({"input_ids": torch.tensor([[2, 3]])}, "end with id 10"),
     "unknown": ({"text": "red", "speed": 2}, "speed is not a generation setting"),
