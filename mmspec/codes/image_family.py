@@ -82,6 +82,11 @@ def render_partial(pixels: Tensor, known: Tensor) -> list[Image.Image]:
 
 @torch.no_grad()
 def to_images(pixels: Tensor) -> list[Image.Image]:  # (B, 3, h, w) in [-1, 1]
-    """Convert pixels to images."""
+    """Convert pixels to images. Raises ValueError for NaN and infinite ones."""
+    if not bool(pixels.isfinite().all()):
+        raise ValueError(
+            "the image decoder returned NaN or infinite pixels; run it in a wider dtype, such as "
+            "float32"
+        )
     scaled = ((pixels.float() + 1) * 127.5).round().clamp(0, 255).to(torch.uint8)
     return [Image.fromarray(picture) for picture in scaled.permute(0, 2, 3, 1).cpu().numpy()]

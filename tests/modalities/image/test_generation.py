@@ -153,3 +153,16 @@ def test_bundled_models_sample_from_the_whole_codebook() -> None:
     """As in training and evaluation; the default of transformers is top_k=50."""
     for name in ("image", "image-drafter", "image-sketch"):
         assert zoo.load(name).generation_config.top_k == 0
+
+
+def test_an_image_decoder_that_returns_no_numbers_is_one_error() -> None:
+    toy = image_models.PAINTERS["janus"]()
+    fast = mmspec.accelerate(toy, "plain")
+    with torch.no_grad():
+        weight = next(toy.model.vqmodel.decoder.parameters())
+        kept = weight.clone()
+        weight.fill_(torch.nan)
+        with pytest.raises(ValueError, match=r"image decoder returned NaN .* wider dtype"):
+            fast.generate_images(**image_models.request("janus"))
+        weight.copy_(kept)
+    assert fast.generate_images(**image_models.request("janus")).images
