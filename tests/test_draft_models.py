@@ -32,7 +32,7 @@ def _recipe(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def reset_recipes() -> None:
     """Clear the cached list of recipes."""
-    for cached in (recipes.modules, recipes.names, recipes._load):
+    for cached in (recipes.modules, recipes._list_names, recipes._load):
         cached.cache_clear()
 
 

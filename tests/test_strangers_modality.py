@@ -53,7 +53,7 @@ COMMANDS = {
 def _installed(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """The package is on the path, and mmspec looks again."""
     monkeypatch.syspath_prepend(str(STRANGER))
-    looked = (registry.modalities, recipes.modules, recipes.names, recipes._load)
+    looked = (registry.modalities, recipes.modules, recipes._list_names, recipes._load)
     for one in looked:
         one.cache_clear()
     yield

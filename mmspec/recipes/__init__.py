@@ -44,9 +44,16 @@ def modules() -> Mapping[str, str]:
     return dict(sorted(found.items()))
 
 
-@lru_cache(maxsize=8)
 def names(*decodes: str) -> tuple[str, ...]:
     """Keys of all recipes, or of those that decode "tokens", "latents", "patches", ..."""
+    for one in decodes:
+        if not isinstance(one, str):
+            raise ValueError(f"decodes={one!r} is not a name; give one, such as 'tokens'")
+    return _list_names(*decodes)
+
+
+@lru_cache(maxsize=8)
+def _list_names(*decodes: str) -> tuple[str, ...]:
     return tuple(name for name in modules() if not decodes or describe(name)["decodes"] in decodes)
 
 

@@ -158,6 +158,7 @@ class TextGenerator:
                 "this was accelerated for another model; call accelerate() on this one"
             )
         refuse_modes(model, config)
+        check_callables(given)
         inputs, cache = self._collect_hook_inputs(given)
         inputs = self.prepare_inputs(inputs)
         if model.config.is_encoder_decoder:  # transformers has made the first decoder tokens

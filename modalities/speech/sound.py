@@ -179,7 +179,7 @@ def _open_soundfile(path: Path, why: Exception) -> Any:
     try:
         return soundfile.SoundFile(path)
     except Exception as error:  # libsndfile has its own exceptions
-        raise ValueError(f"cannot be read as audio: {first_line(error)}") from None
+        raise ValueError(f"cannot be read as audio: {first_line(error)}; give another") from None
 
 
 def _read_soundfile(file: Any) -> Iterator[Tensor]:
@@ -187,7 +187,7 @@ def _read_soundfile(file: Any) -> Iterator[Tensor]:
         while len(values := file.read(BLOCK // file.channels, "float32", always_2d=True)):
             yield torch.from_numpy(values).T
     except Exception as error:
-        raise ValueError(f"cannot be read as audio: {first_line(error)}") from None
+        raise ValueError(f"cannot be read as audio: {first_line(error)}; give another") from None
 
 
 def _to_tensor(given: Any) -> Tensor:

@@ -73,9 +73,14 @@ class LanguageFormatter:
         ]
         if self.sees:
             video = clips.processor_arguments(videos) if videos else {}
-            made = self.processor(
-                text=texts, images=images, **video, padding=True, return_tensors="pt"
-            )
+            try:
+                made = self.processor(
+                    text=texts, images=images, **video, padding=True, return_tensors="pt"
+                )
+            except ValueError as error:
+                raise ValueError(
+                    f"prompt: {error} (give a text without image tokens; --image adds them)"
+                ) from error
         else:
             made = self.processor(texts, padding=True, return_tensors="pt")
             made.pop("token_type_ids", None)

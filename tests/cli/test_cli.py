@@ -138,6 +138,7 @@ def test_a_picture_is_described(
             ("zoo", "train", "llava-drafter", "--out", __file__),
             "test_cli.py: Not a directory; give another path",
         ),
+        (("generate", "--model", "zoo:llava", "--prompt", "<image>"), "--image adds them"),
         (("bench", "sweep", "--prompt", "<image>"), "give a text without image tokens"),
         (("generate", "--prompt", "x", "--model", "TEXT", "--out", "x.png"), "writes no files"),
         (
@@ -603,7 +604,7 @@ def test_recipes_of_other_packages_are_found(
 ) -> None:
     point = EntryPoint("strange", "mmspec.recipes.coupled", recipes.GROUP)
     monkeypatch.setattr(recipes, "entry_points", lambda group: [point])
-    for cached in (recipes.modules, recipes.names, recipes._load):
+    for cached in (recipes.modules, recipes._list_names, recipes._load):
         cached.cache_clear()
     try:
         assert "strange" in recipes.names("tokens")
@@ -611,7 +612,7 @@ def test_recipes_of_other_packages_are_found(
         assert run(capsys, "show", "strange")["summary"] == recipes.summary("coupled")
         assert "strange" not in json.loads(recipes.index())
     finally:
-        for cached in (recipes.modules, recipes.names, recipes._load):
+        for cached in (recipes.modules, recipes._list_names, recipes._load):
             cached.cache_clear()
 
 
@@ -631,7 +632,7 @@ def test_a_package_that_cannot_be_used_is_named(
 ) -> None:
     made = EntryPoint("touch", point, home.GROUP)
     monkeypatch.setattr(home, "entry_points", lambda group: [made])
-    looked = (registry.modalities, recipes.modules, recipes.names, recipes._load)
+    looked = (registry.modalities, recipes.modules, recipes._list_names, recipes._load)
     for one in looked:
         one.cache_clear()
     try:

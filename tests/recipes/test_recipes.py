@@ -178,5 +178,7 @@ def test_a_name_that_is_nearly_right() -> None:
         recipes.get("spec-infr")
     with pytest.raises(ValueError, match=r"no recipe \[\]; known recipes: .*coupled"):
         recipes.get([])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"decodes=\[\] is not a name"):
+        recipes.names([])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"no recipe 'zzz'; known recipes: .*coupled"):
         recipes.get("zzz")

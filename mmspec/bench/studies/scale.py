@@ -162,6 +162,7 @@ def _dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
     found = vars(torch).get(name)
-    if found not in (torch.float32, torch.bfloat16, torch.float16):
+    known = (torch.float32, torch.bfloat16, torch.float16)
+    if not isinstance(found, torch.dtype) or found not in known:
         raise ValueError(f"{name!r} is not a floating dtype; give float32, bfloat16 or float16")
     return found

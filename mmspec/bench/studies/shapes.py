@@ -59,7 +59,7 @@ def parse_device(name: str | None) -> torch.device:
     """Return a device by name; default: cuda where available. Raises ValueError if unavailable."""
     try:
         place = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=place)
+        torch.empty(0, device=place).cpu()  # which the meta device refuses
     except (RuntimeError, AssertionError) as error:  # no such name, or not compiled in
         raise ValueError(
             f"device={name!r} is not available; give one, such as cpu or cuda"

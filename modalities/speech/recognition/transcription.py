@@ -20,7 +20,7 @@ from mmspec.modalities.speech.recognition import inputs
 from mmspec.modalities.speech.recognition.whisper_generate import has_whisper_generate
 from mmspec.modalities.speech.sound import Sound, sound
 from mmspec.stats import Stats
-from mmspec.targets.tokens.generation_settings import infer_do_sample
+from mmspec.targets.tokens.generation_settings import check_callables, infer_do_sample
 
 OWN_ARGUMENTS = ("sampling_rate", "language", "task", "timestamps", "prompt", "row_ids")
 WHISPER_ARGUMENTS = ("language", "task")
@@ -78,6 +78,7 @@ def transcribe(
             "transcribe() takes one recording or a list of them; give it: transcribe(audio, ...)"
         )
     audio = args[0] if args else given.pop("audio")
+    check_callables(given)
     own = {name: given.pop(name, None) for name in OWN_ARGUMENTS}
     processor = session.processor or inputs.load_model_processor(session.model)
     rate, _ = inputs.rate_hz(processor), inputs.tokenizer(processor)

@@ -11,6 +11,7 @@ import copy
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from numbers import Real
 from typing import Any
 
 import torch
@@ -72,7 +73,7 @@ def generate(text: TextGenerator, arguments: Mapping[str, Any], loop: Loop) -> W
     model = text.bound.model
     given = {name: one for name, one in arguments.items() if one is not None}
     for name, why in UNSUPPORTED.items():
-        if given.get(name) and given[name] != 1:
+        if name in given and not (isinstance(given[name], Real) and given[name] in (0, 1)):
             raise ValueError(f"{name}={format_value(given[name])}: {why}; drop it")
     if given.get("input_features") is None and given.get("encoder_outputs") is None:
         raise ValueError("there is no audio; give input_features, as returned by the processor")

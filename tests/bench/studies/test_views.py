@@ -25,7 +25,7 @@ def test_it_is_a_command(capsys: pytest.CaptureFixture[str]) -> None:
     assert [(one["visual"], one["tokens"]) for one in found["points"]] == [(16, 4), (16, None)]
 
 
-@pytest.mark.parametrize("device", ["tpu9", "cuda:99", "mps"])
+@pytest.mark.parametrize("device", ["tpu9", "cuda:99", "mps", "meta"])
 def test_devices_are_looked_for(device: str) -> None:
     with pytest.raises(ValueError, match=f"device='{device}' is not available; give one"):
         views("probe", device=device)

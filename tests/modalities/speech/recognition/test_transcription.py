@@ -224,6 +224,8 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "an id of nothing": (CLIPS[0], {"forced_decoder_ids": [(1, 9999)]}, "9999.*ids below"),
     "words for nobody": (CLIPS[0], {"prompt": "please"}, "prompt='please'.*prompt_ids"),
     "timed words": (CLIPS[0], {"return_token_timestamps": True}, "return_token_timestamps=True"),
+    "beams in a tensor": (CLIPS[0], {"num_beams": torch.zeros(0)}, "num_beams=.*beam search"),
+    "configuration": (CLIPS[0], {"generation_config": torch.zeros(0)}, "give a GenerationConfig"),
     "beams": (CLIPS[0], {"num_beams": 2}, "num_beams=2.*beam search"),
     "row ids": (CLIPS[0], {"row_ids": [1, 2]}, "must be one per recording"),
     "languages": (CLIPS[:2], {"language": ["en"]}, "2 recordings have 1 languages"),
