@@ -27,7 +27,6 @@ from transformers import (
 )
 
 from mmspec._hf_cache import CACHE_NAME, CACHE_NAMES, cached_length
-from mmspec.errors import check_number
 
 
 @lru_cache(maxsize=1)
@@ -332,8 +331,6 @@ def score_stepwise(
 def make_bos_prompt(model: Any, config: GenerationConfig, inputs: Mapping[str, Any]) -> Tensor:
     """The prompt (B, 1) of `generate()` without `input_ids`: BOS, a row per row of `inputs`."""
     given = {name: value for name, value in inputs.items() if value is not None}
-    if config.bos_token_id is not None:
-        check_number("bos_token_id", config.bos_token_id, 0, whole=True)
     made = model._maybe_initialize_input_ids_for_generation(None, config.bos_token_id, given)
     assert isinstance(made, Tensor)
     return made.to(model.device)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -14,6 +13,12 @@ from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEnc
 
 from mmspec import _hf, _hf_cache
 from mmspec.distributions.sampling import Sampling
+from mmspec.errors import check_number
+from mmspec.modalities.common.call_arguments import (
+    bind_arguments,
+    bind_hook,
+    make_hook_signature,
+)
 from mmspec.modalities.common.tokens import (
     MODEL_INPUTS,
     BoundTokens,
@@ -87,7 +92,7 @@ class TextGenerator:
         self.media = frozenset[str]()  # of encoder-decoders transformers passes the encoder output
         if not bound.model.config.is_encoder_decoder:  # pixels always, so that they can be refused
             self.media = _hf.encoder_input_names(bound.model) & self.inputs | set(PIXELS)
-        self.signature = _signature(sorted(self.media))
+        self.signature = make_hook_signature(sorted(self.media))
 
     def generate(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Output:
         """Generate as `model.generate` does, with `seed` and `row_ids`.
@@ -343,31 +348,13 @@ LOOP_ARGUMENTS = frozenset(
         *("output_hidden_states", "output_attentions"),
     }
 )
-HOOK_ARGUMENTS = ("seed", "row_ids", "drafter_inputs")  # in addition to those of transformers
 START_SETTINGS = ("decoder_start_token_id", "bos_token_id")  # of the first decoder token
-
-
-def _signature(media: Sequence[str] = ()) -> inspect.Signature:
-    """Return the signature of the hook: transformers passes named arguments unchanged.
-
-    Media are named so that the hook gets them and not their encoding: a draft model with its own
-    encoder needs them.
-    """
-    names = ("logits_processor", "stopping_criteria", "generation_config")
-    either, named = inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY
-    parameters = [inspect.Parameter(name, either) for name in ("model", "input_ids")]
-    parameters += [
-        inspect.Parameter(name, named, default=None) for name in (*names, *HOOK_ARGUMENTS, *media)
-    ]
-    rest = inspect.Parameter("model_kwargs", inspect.Parameter.VAR_KEYWORD)
-    return inspect.Signature([*parameters, rest])
-
-
-HOOK = _signature()
 
 
 def _make_start(model: Any, config: Any, inputs: Mapping[str, Any]) -> Tensor:  # (B, 1)
     """The prompt of a request without one. Raises ValueError for a mask of another length."""
+    if config.bos_token_id is not None:
+        check_number("bos_token_id", config.bos_token_id, 0, whole=True)
     start, mask = _hf.make_bos_prompt(model, config, inputs), inputs.get("attention_mask")
     if isinstance(mask, Tensor) and mask.shape != start.shape:
         raise ValueError(
@@ -375,36 +362,3 @@ def _make_start(model: Any, config: Any, inputs: Mapping[str, Any]) -> Tensor:  
             f"a prompt starts from one BOS token per row; give input_ids, or drop the mask"
         )
     return start
-
-
-def bind_hook(args: Sequence[Any], arguments: Mapping[str, Any]) -> dict[str, Any]:
-    """The arguments of the hook by name. Raises ValueError for a call that is not its own."""
-    try:
-        given = HOOK.bind(*args, **arguments).arguments
-    except TypeError:
-        given = {}
-    if not isinstance(given.get("input_ids"), Tensor) or given.get("generation_config") is None:
-        raise ValueError(
-            "calling this object is the custom_generate hook, whose arguments transformers makes; "
-            "call generate(**inputs), or model.generate(**inputs, custom_generate=...) with it"
-        )
-    return given
-
-
-def bind_arguments(
-    args: Sequence[Any], arguments: Mapping[str, Any], name: str = "input_ids"
-) -> dict[str, Any]:
-    """Return arguments by name; the main input may be positional, as in `model.generate(ids)`.
-
-    A cache is called `past_key_values`, whichever of its names was given. Raises ValueError for
-    two caches and for further positional arguments.
-    """
-    given = _hf_cache.name_cache(arguments, "past_key_values")
-    if not args:
-        return given
-    if len(args) > 1 or name in given:
-        raise ValueError(
-            f"generate() takes {name} by position, once, and everything else by name; give "
-            "generate(**inputs)"
-        )
-    return {name: args[0], **given}

@@ -9,7 +9,8 @@ from typing import Any
 
 from mmspec import zoo
 from mmspec.modalities.common import tokens
-from mmspec.modalities.common.text_generation import TextGenerator, bind_arguments, bind_hook
+from mmspec.modalities.common.call_arguments import bind_arguments, bind_hook
+from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.image import guided_text
 from mmspec.modalities.image.accelerated import AcceleratedImageModel, AcceleratedUnifiedModel
 from mmspec.modalities.image.families import maker, reader

@@ -8,8 +8,9 @@ from typing import Any
 
 from mmspec import zoo
 from mmspec.modalities.common import own_generate, tokens
+from mmspec.modalities.common.call_arguments import bind_arguments
 from mmspec.modalities.common.families import make_reader
-from mmspec.modalities.common.text_generation import TextGenerator, bind_arguments
+from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.vlm.accelerated import AcceleratedLanguageModel
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal

@@ -8,7 +8,8 @@ from typing import Any
 
 from mmspec import zoo
 from mmspec.modalities.common import families, own_generate, tokens
-from mmspec.modalities.common.text_generation import TextGenerator, bind_arguments
+from mmspec.modalities.common.call_arguments import bind_arguments
+from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.speech.recognition import whisper_generate
 from mmspec.modalities.speech.recognition.accelerated import AcceleratedRecogniser
 from mmspec.modalities.speech.recognition.transcription import transcribe
