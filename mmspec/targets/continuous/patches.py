@@ -71,7 +71,7 @@ class PatchSettings:
         """The guidance scale of steps by the number of cells visible afterwards."""
         if self.schedule == "constant":
             return torch.full_like(reach, self.guidance, dtype=torch.float32)
-        return 1 + (self.guidance - 1) * reach.clamp_max(cells - 1).float() / cells
+        return 1 + (float(self.guidance) - 1) * reach.clamp_max(cells - 1).float() / cells
 
 
 @dataclass(frozen=True)

@@ -156,6 +156,8 @@ def _is_conditioned(model: Any, given: Mapping[str, Any]) -> bool:
     if is_conditioned is None:
         config = given.get("generation_config") or model.generation_config
         is_conditioned = vars(config).get("condition_on_prev_tokens")
+    if is_conditioned is not None:
+        check_flag("condition_on_prev_tokens", is_conditioned)
     return bool(is_conditioned)
 
 
