@@ -212,12 +212,12 @@ def cross_attention_layers(config: Any) -> list[int]:
 
 
 def last_position_of(config: Any) -> int | None:
-    """The last index of a position embedding; None if positions are computed (RoPE)."""
+    """The last index of a position embedding; None if there is no limit, as with RoPE or XLNet."""
     if getattr(config, "rope_parameters", None) is not None:
         return None
     size = getattr(config, "max_target_positions", None)
     size = getattr(config, "max_position_embeddings", None) if size is None else size
-    return None if size is None else int(size) - 1
+    return None if size is None or int(size) < 1 else int(size) - 1  # XLNet says -1
 
 
 def windows_of(config: Any) -> tuple[int, ...]:

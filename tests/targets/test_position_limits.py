@@ -12,6 +12,7 @@ from torch import Tensor
 import mmspec
 from mmspec.drafters.oracle import Oracle
 from mmspec.models.loading import random_model
+from mmspec.targets.cache import last_position_of
 from mmspec.trees import Tree
 from tests import toys
 from tests.toys.texts import prompts, text
@@ -124,3 +125,9 @@ def test_dynamic_positions_are_refused_behind_it(border: int) -> None:
     model = text("arcee", max_position_embeddings=border, **DYNAMIC)
     with pytest.raises(ValueError, match=rf"'dynamic' positions change.* {border}"):
         mmspec.accelerate(model, "plain").generate(**prompts(1), max_new_tokens=ROOM)
+
+
+def test_a_size_of_minus_one_is_no_limit() -> None:
+    """XLNet counts relative positions, and says so."""
+    assert last_position_of(transformers.XLNetConfig()) is None
+    assert last_position_of(transformers.GPT2Config(n_positions=32)) == 31

@@ -158,7 +158,7 @@ class _Shape:
         if verdict is None:
             verdict = self.measure(memory, logits)
             if is_damaged := verdict not in (None, ReadingCheck()):
-                verdict = self.measure(None, None)  # after a prefill of its own
+                verdict = self.measure(None, None) or verdict  # after a prefill of its own
             if verdict is None:
                 return is_damaged  # not comparable: the loop reports invalid scores
             if not verdict.chain:  # a refusal may be temporary

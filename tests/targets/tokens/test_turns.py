@@ -349,7 +349,7 @@ def test_what_reads_the_whole_prompt_refuses_a_part_of_it() -> None:
         fast.generate(**question, **GREEDY, past_key_values=cache)
     whisper = toys.model("whisper", layers=3)
     fast = mmspec.accelerate(whisper, "prompt-lookup")
-    with pytest.raises(ValueError, match="only decoders without guidance"):
+    with pytest.raises(ValueError, match="each window is prefilled completely; drop it"):
         fast.generate(**toys.inputs("whisper"), **GREEDY, past_key_values=DynamicCache())
 
 
