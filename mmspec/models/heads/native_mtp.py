@@ -34,10 +34,16 @@ class NativeMtpHead(StateHead):
     """Maps next tokens and the target's states before them to the states of these tokens.
 
     `config` is `head_config` of the target's; `decoder` is of the target's class and has this
-    configuration: its layer and rotary embedding are used.
+    configuration: its layer and rotary embedding are used. Raises ValueError for a decoder without.
     """
 
     def __init__(self, config: Any, decoder: Any) -> None:
+        missing = [name for name in ("layers", "norm", "rotary_emb") if not hasattr(decoder, name)]
+        if missing:
+            raise ValueError(
+                f"a {type(decoder).__name__} has no {' or '.join(missing)}, which a native MTP "
+                "head takes from its target; choose another recipe"
+            )
         super().__init__(config)
         width = config.hidden_size
         norm = type(decoder.norm)

@@ -285,3 +285,9 @@ def test_a_draft_of_a_tree_is_read_as_its_paths() -> None:
         out.sequences, target.generate(**given, max_new_tokens=ROOM, do_sample=False)
     )
     assert isinstance(FeatureDraft(backbone(target), checkpoint("glm4_moe")[1]).head, NativeMtpHead)
+
+
+def test_a_decoder_without_the_parts_of_a_head_is_refused() -> None:
+    config = hf.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=9)
+    with pytest.raises(ValueError, match="GPT2Model has no layers or norm or rotary_emb"):
+        native_mtp.new_head(hf.GPT2Model(config), config)
