@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from mmspec.drafters.draft_model import DraftModel
 from mmspec.drafters.neural.feature_head import FeatureDraft
 from mmspec.drafters.neural.target_heads import HeadKind
 from mmspec.models.folder import read_json
@@ -52,6 +53,11 @@ class NativeMtpKind(HeadKind):
         head = build_head(target.model, load_file(folder / "model.safetensors"), folder)
         nn.Module.to(head, dtype or head.dtype)
         return head
+
+    def read(self, model: Any, target: Reader, sees: str) -> DraftModel:
+        """Bind a head; its positions are on the axes that the target is read with."""
+        model.config.positions = "mrope" if target.family.rope_axes == 3 else "keep"
+        return super().read(model, target, sees)
 
     def skeleton(self, source: str | Path, target: Reader) -> NativeMtpHead:
         with torch.device("meta"):

@@ -47,6 +47,15 @@ def _qwen3_next() -> Any:
     return hf.Qwen3NextForCausalLM(config)
 
 
+def _qwen3_5_text() -> Any:
+    """The text model alone, whose configuration has sections of M-RoPE all the same."""
+    sizes = {name: one for name, one in SIZES.items() if "expert" not in name and "moe" not in name}
+    rope = {"rope_type": "default", "rope_theta": 1e4, "mrope_section": [2, 1, 1]}
+    rope |= {"partial_rotary_factor": 1.0, "mrope_interleaved": True}
+    config = hf.Qwen3_5TextConfig(**sizes, **LINEAR, num_hidden_layers=2, rope_parameters=rope)
+    return hf.Qwen3_5ForCausalLM(config)
+
+
 def _deepseek_v3() -> Any:
     parts: dict[str, Any] = {
         "n_routed_experts": 4,
@@ -77,6 +86,7 @@ def _glm4_moe() -> Any:
 
 MAKERS: dict[str, Any] = {
     "qwen3_next": _qwen3_next,
+    "qwen3_5_text": _qwen3_5_text,
     "deepseek_v3": _deepseek_v3,
     "glm4_moe": _glm4_moe,
     "qwen3_5": lambda: toys.model("qwen3_5", layers=4),  # reads images
