@@ -1,0 +1,126 @@
+"""`mmspec train`: commands that train on the outputs of a model, and their options."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from mmspec.cli.options import (
+    IMAGE_MODEL,
+    PARTS,
+    RecipeGroup,
+    Seed,
+    Threads,
+    model_command,
+    run_function,
+)
+from mmspec.cli.output import Json
+
+Answers = StrEnum("Answers", ["target", "data"])
+VisualSlots = StrEnum("VisualSlots", ["placeholder", "fused", "hidden"])
+
+app = typer.Typer(
+    help="Train on the outputs of a model: `mmspec train RECIPE` trains its head.",
+    no_args_is_help=True,
+    cls=RecipeGroup,
+)
+
+
+@app.command("recipe")
+def train(
+    recipe: Annotated[
+        str, typer.Argument(help="A recipe whose drafter can be trained, such as eagle-2.")
+    ],
+    target: Annotated[str, typer.Option(help="The target: a folder, a hub name or zoo:NAME.")],
+    data: Annotated[
+        Path,
+        typer.Option(help="A .jsonl file, a folder, or episodes of a policy: table:64."),
+    ],
+    out: Annotated[Path, typer.Option(help="A new folder, or one of a run to resume.")],
+    images: Annotated[
+        Path | None, typer.Option(help="Folder of the images; default: that of the data.")
+    ] = None,
+    answers: Annotated[
+        Answers, typer.Option(help="Train on the target's answers, or on those of the data.")
+    ] = Answers.target,
+    head: Annotated[
+        Path | None,
+        typer.Option("--head", "--drafter", help="A head, or a small model, to start from."),
+    ] = None,
+    cache: Annotated[
+        Path | None, typer.Option(help="A new folder to cache the target's states in.")
+    ] = None,
+    steps: Annotated[int, typer.Option(min=1, max=10**8)] = 2000,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Questions per batch.")] = 8,
+    accumulate: Annotated[int, typer.Option(min=1, max=4096, help="Batches per step.")] = 1,
+    rate: Annotated[
+        float | None, typer.Option(min=0, help="Peak learning rate; default: the recipe's.")
+    ] = None,
+    ema: Annotated[
+        float, typer.Option(min=0, max=0.99999, help="Decay of averaged weights; 0 = none.")
+    ] = 0.0,
+    bf16: Annotated[bool, typer.Option("--bf16", help="Compute the head in bfloat16.")] = False,
+    muon: Annotated[
+        bool, typer.Option("--muon", help="Weight matrices by Muon, at 13 times the rate.")
+    ] = False,
+    held_out: Annotated[
+        int, typer.Option(min=1, help="Held-out questions for acceptance, at most a fifth.")
+    ] = 32,
+    every: Annotated[int, typer.Option(min=1, help="Steps between measured checkpoints.")] = 100,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=2, max=1 << 16, help="Maximal tokens of an answer.")
+    ] = 128,
+    max_length: Annotated[
+        int,
+        typer.Option(
+            min=4, max=1 << 20, help="Maximal tokens of an example; longer ones are skipped."
+        ),
+    ] = 2048,
+    temperature: Annotated[float, typer.Option(min=0, help="Of the target's answers.")] = 0.0,
+    seed: Seed = 0,
+    knobs: Annotated[
+        list[str] | None, typer.Option("--set", help="NAME=VALUE of the head's configuration.")
+    ] = None,
+    visual_slots: Annotated[
+        VisualSlots | None,
+        typer.Option(help="What a head reads at image slots; default: the recipe's."),
+    ] = None,
+    threads: Threads = None,
+    trust_remote_code: Annotated[
+        bool, typer.Option("--trust-remote-code", help="Run code from the target's folder.")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print parameters, memory and data, and stop.")
+    ] = False,
+    json: Json = False,
+) -> None:
+    """Train a recipe's drafter for a target; the same command resumes a stopped run."""
+    given = {**locals(), "answers": answers.value}
+    if given.pop("visual_slots") is not None:
+        given["knobs"] = [*(knobs or ()), f"visual_slots={visual_slots}"]
+    run_function("mmspec.cli.train:run", **{**given, "knobs": tuple(given["knobs"] or ())})
+
+
+@app.command("phrases")
+@model_command(
+    "mmspec.cli.phrases:run", "train", without=PARTS, model=IMAGE_MODEL, recipe=["plain"]
+)
+def phrases(
+    out: Annotated[
+        Path | None, typer.Option(help="File to write; default: in the model's folder.")
+    ] = None,
+    pictures: Annotated[int, typer.Option(min=1, max=10**6, help="Number of images.")] = 256,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Prompts, used in turns; default: the bundled ones.")
+    ] = None,
+    merges: Annotated[
+        int, typer.Option(min=0, max=10**6, help="Maximal number of phrases.")
+    ] = 1000,
+    longest: Annotated[int, typer.Option(min=2, max=64, help="Maximal codes of a phrase.")] = 4,
+    least: Annotated[int, typer.Option(min=1, help="Minimal count of a pair.")] = 2,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Images per batch.")] = 16,
+) -> None:
+    """Generate images and collect frequent runs of codes, for recipe sjd-pv."""
