@@ -13,7 +13,8 @@ from transformers import AutoTokenizer
 from mmspec import _hf
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import Length
-from mmspec.drafters.lookup.prompt_lookup import copy_tokens, length_of, pad_chains
+from mmspec.drafters.lookup.prompt_lookup import length_of, pad_chains
+from mmspec.drafters.lookup.text_index import copy_tokens
 from mmspec.errors import explain_load_errors, format_value
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context

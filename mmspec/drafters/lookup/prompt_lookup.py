@@ -4,27 +4,18 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Protocol
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.goodput import parse
 from mmspec.drafters.lengths.length import Length
+from mmspec.drafters.lookup.text_index import Index, NGramIndex, copy_tokens
 from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
-
-
-class Index(Protocol):
-    """An index of one row's growing text."""
-
-    def read(self, text: Sequence[int]) -> None:
-        """Add the tokens since the last call."""
-
-    def find(self, text: Sequence[int]) -> int | None:
-        """The position to copy from, if there is one."""
 
 
 class CopyDrafter(Drafter):
@@ -92,50 +83,6 @@ class PromptLookup(CopyDrafter):
 
     def index(self) -> NGramIndex:
         return NGramIndex(self.longest, self.ignore)
-
-
-@dataclass
-class NGramIndex:
-    """Position after the last occurrence of each n-gram of a text; reads each token once."""
-
-    longest: int
-    ignore: frozenset[int] = frozenset()
-    num_read: int = 0
-    places: dict[tuple[int, ...], int] = field(default_factory=dict)  # n-gram -> position after it
-
-    def read(self, text: Sequence[int]) -> None:
-        """Add the tokens since the last call."""
-        for place in range(max(self.num_read, 1), len(text)):
-            if text[place] in self.ignore:
-                continue
-            for size in range(1, min(self.longest, place) + 1):
-                if text[place - size] in self.ignore:
-                    break
-                self.places[tuple(text[place - size : place])] = place
-        self.num_read = len(text)
-
-    def find(self, text: Sequence[int]) -> int | None:
-        """Position after an earlier occurrence of the longest known n-gram at the end."""
-        for size in range(min(self.longest, len(text)), 0, -1):
-            place = self.places.get(tuple(text[-size:]))
-            if place is not None:
-                return place
-        return None
-
-
-def copy_tokens(
-    text: Sequence[int], place: int | None, length: int, ignore: Collection[int]
-) -> list[int]:
-    """Copy up to `length` tokens from `place`; past the end of the text the copy repeats itself."""
-    copied: list[int] = []
-    if place is None:
-        return copied
-    for offset in range(place, place + length):
-        token = text[offset] if offset < len(text) else copied[offset - len(text)]
-        if token in ignore:
-            break
-        copied.append(token)
-    return copied
 
 
 def pad_chains(context: Context, rows: Sequence[Sequence[int]]) -> Draft:

@@ -6,11 +6,10 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 
 from mmspec.draft import Kind
 from mmspec.drafters.lengths.length import Entropy
-from mmspec.drafters.lookup.prompt_lookup import NGramIndex, PromptLookup, copy_tokens
+from mmspec.drafters.lookup.prompt_lookup import PromptLookup
 from tests.drafters.driving import context, count_accepted, drive, greedy, inputs, tiny
 
 
@@ -66,30 +65,6 @@ def test_ignored_ids_are_neither_matched_nor_proposed() -> None:
     assert drafter.propose(now, drafter.begin(now)).tokens.tolist() == [[3]]
     now = context([1, image, image], vocabulary=100)
     assert drafter.propose(now, drafter.begin(now)).nodes == 0
-
-
-@pytest.mark.parametrize("ignore", [frozenset[int](), frozenset({0})])
-def test_the_index_read_token_by_token_equals_a_search(ignore: frozenset[int]) -> None:
-    generator = torch.Generator().manual_seed(0)
-    text = torch.randint(0, 3, (200,), generator=generator).tolist()
-    index = NGramIndex(3, ignore)
-    for end in range(1, len(text)):
-        index.read(text[:end])
-        assert index.find(text[:end]) == _search(text[:end], 3, ignore)
-
-
-def _search(text: list[int], longest: int, ignore: frozenset[int]) -> int | None:
-    for size in range(min(longest, len(text)), 0, -1):
-        for place in range(len(text) - 1, size - 1, -1):
-            gram = text[place - size : place]
-            if gram == text[-size:] and not ignore & {*gram, text[place]}:
-                return place
-    return None
-
-
-def test_copy_stops_at_ignored_ids() -> None:
-    assert copy_tokens([1, 2, 3, 0, 4], 1, 5, {0}) == [2, 3]
-    assert copy_tokens([1, 2], None, 5, ()) == []
 
 
 @pytest.mark.parametrize("padding", [(0,), (0, 3, 5)])
