@@ -13,6 +13,7 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -158,15 +159,17 @@ class _Training:
         with self.processes.main_process_first():
             self._begin()
         with show_progress(is_quiet) as bar:
-            with self.processes.main_process_first():
+            if self.processes.is_first:
                 self._report_missing_answers()
-                answers = collect_responses(
-                    self.out / ANSWERS,
-                    self.questions,
-                    ResponseCollector(self.model, self.teacher, self._response_options()),
-                    4 * options.batch,
-                    lambda stage, done, total, _: bar(stage, done, total),
-                )
+            collector = ResponseCollector(self.model, self.teacher, self._response_options())
+            answers = collect_responses(
+                self.out / ANSWERS,
+                self.questions,
+                partial(map, collector),
+                4 * options.batch,
+                lambda stage, done, total, _: bar(stage, done, total),
+                self.processes,
+            )
             usable = [one for one in answers if one.skipped is None]
             left_out = [one.skipped for one in answers if one.skipped is not None]
             if not usable:
@@ -188,7 +191,7 @@ class _Training:
             settings = (options.batch, seed, self.cache)
             examples = TrainingExamples(self.teacher, self.questions, trained_on, *settings)
             trainer = self._trainer(examples.counts())
-            self.processes.wait()  # the others have read what the first process writes from here on
+            self.processes.wait()  # all have read what the first one writes from here on
             self._steps(trainer, examples, bar)
             if self.processes.is_first:
                 self._save(trainer.trained_head())
@@ -298,6 +301,7 @@ class _Training:
         options, total = self.options, 0.0
         if not self.history:
             self.history.append({"step": 0, "loss": None, "acceptance": self._judge(trainer)})
+        self.processes.wait()  # measuring may take longer than the limit of a step
         last = self.history[-1]
         try:
             while trainer.num_steps_done < options.steps:
@@ -321,6 +325,7 @@ class _Training:
                 content = {"taken": trainer.num_steps_done, "history": self.history}
                 if self.processes.is_first:
                     checkpoints.write(self.out / STATE, trainer.state(), content)
+                self.processes.wait()
         except KeyboardInterrupt as stopped:
             raise KeyboardInterrupt(
                 f"interrupted at step {trainer.num_steps_done}; the same command goes on from step "

@@ -5,14 +5,18 @@
 (`torchrun --nproc-per-node 2` on CPUs, where accelerate launches one process.) Each process holds
 target and head; gradients are averaged, so all make the same updates. Needs Hugging Face's
 `accelerate`: `pip install mmspec[train]`.
+
+Between steps processes wait for each other in a group with a time limit of its own, since
+generation and measurements may take longer than the limit of collective operations.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
@@ -20,6 +24,7 @@ from torch import Tensor, nn
 
 T = TypeVar("T")
 _LAUNCHED = "WORLD_SIZE"  # environment variable of launchers
+_PATIENCE = timedelta(days=30)  # a process that ended is noticed at once
 
 
 @dataclass(frozen=True)
@@ -27,6 +32,7 @@ class Processes:
     """The processes of a training; a single one by default."""
 
     state: Any = None  # accelerate's `PartialState`; None = single process
+    group: Any = None  # of all processes, in which they wait for each other
 
     @classmethod
     def from_environment(cls) -> Processes:
@@ -40,16 +46,21 @@ class Processes:
                 f"{os.environ[_LAUNCHED]} processes were launched, which need accelerate to train "
                 "together; install mmspec[train], or launch one"
             ) from error
-        return cls(PartialState(cpu=not torch.cuda.is_available()))
+        state = PartialState(cpu=not torch.cuda.is_available())
+        return cls(state, torch.distributed.new_group(timeout=_PATIENCE, backend="gloo"))
 
     @property
     def count(self) -> int:
         return 1 if self.state is None else int(self.state.num_processes)
 
     @property
+    def index(self) -> int:
+        return 0 if self.state is None else int(self.state.process_index)
+
+    @property
     def is_first(self) -> bool:
-        """Whether this process generates, evaluates and writes files."""
-        return self.state is None or bool(self.state.is_main_process)
+        """Whether this process evaluates, reports and writes checkpoints."""
+        return self.index == 0
 
     @property
     def device(self) -> torch.device | None:
@@ -58,19 +69,31 @@ class Processes:
 
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """Select the items of this process."""
-        return items if self.state is None else items[self.state.process_index :: self.count]
+        return items[self.index :: self.count]
 
-    def main_process_first(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def main_process_first(self) -> Iterator[None]:
         """Context in which the main process runs first, the others after it."""
-        if self.state is None:
-            return nullcontext()
-        found: AbstractContextManager[None] = self.state.main_process_first()
-        return found
+        if not self.is_first:
+            self.wait()
+        yield
+        if self.is_first:
+            self.wait()
 
     def wait(self) -> None:
-        """Wait for all processes."""
-        if self.state is not None:
-            self.state.wait_for_everyone()
+        """Wait for all processes, however long they generate or measure.
+
+        Raises ConnectionError where one of them has ended.
+        """
+        if self.group is None:
+            return
+        try:
+            torch.distributed.barrier(self.group)
+        except RuntimeError as error:
+            raise ConnectionError(
+                f"process {self.index} stops, since another of {self.count} has ended; correct "
+                "what that one reports, and repeat the command: it resumes"
+            ) from error
 
     def average_gradients(self, trainable: Sequence[nn.Parameter], loss: float) -> float:
         """Average the gradients of all processes in place; return the mean of their losses.
