@@ -159,6 +159,7 @@ class _Training:
         with self.processes.main_process_first():
             self._begin()
         with show_progress(is_quiet) as bar:
+            shared = (self.processes, lambda stage, done, total, _: bar(stage, done, total))
             if self.processes.is_first:
                 self._report_missing_answers()
             collector = ResponseCollector(self.model, self.teacher, self._response_options())
@@ -167,8 +168,7 @@ class _Training:
                 self.questions,
                 partial(map, collector),
                 4 * options.batch,
-                lambda stage, done, total, _: bar(stage, done, total),
-                self.processes,
+                *shared,
             )
             usable = [one for one in answers if one.skipped is None]
             left_out = [one.skipped for one in answers if one.skipped is not None]
@@ -187,11 +187,14 @@ class _Training:
                     "others; give more data"
                 )
             seed = options.seed
-            self.cache = self._cache(trained_on)
+            with self.processes.main_process_first():
+                self.cache = self._cache(trained_on)
             settings = (options.batch, seed, self.cache)
             examples = TrainingExamples(self.teacher, self.questions, trained_on, *settings)
             trainer = self._trainer(examples.counts())
             self.processes.wait()  # all have read what the first one writes from here on
+            with trainer.arithmetic():
+                examples.cache_features(self.tap, options.steps * options.accumulate, *shared)
             self._steps(trainer, examples, bar)
             if self.processes.is_first:
                 self._save(trainer.trained_head())
@@ -224,10 +227,11 @@ class _Training:
             "pictures": hashlib.sha256(repr(sizes).encode()).hexdigest(),
             "dtype": f"{reader.model.dtype}, bf16={options.bf16}",
         }
-        cache = FeatureCache(options.cache, owner, fingerprint(reader))
+        own = {"process": self.processes.index}
+        cache = FeatureCache(options.cache, owner, fingerprint(reader), **own)
         size = cache_bytes(reader, self.tap, ((one.prompt, len(one.tokens)) for one in trained_on))
         check_space(options.cache, size, cache.shards)
-        if not options.json:
+        if not options.json and self.processes.is_first:
             console().print(f"feature cache {options.cache}: {size / 2**30:.3g} GiB", markup=False)
         return cache
 
@@ -320,8 +324,6 @@ class _Training:
                 last = {**found, "acceptance": self._judge(trainer)}
                 self.history.append(last)
                 total = 0.0
-                if self.cache is not None:
-                    self.cache.flush()  # so that a resumed run reads the same
                 content = {"taken": trainer.num_steps_done, "history": self.history}
                 if self.processes.is_first:
                     checkpoints.write(self.out / STATE, trainer.state(), content)

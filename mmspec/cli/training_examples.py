@@ -19,8 +19,10 @@ from mmspec.recipe import Recipe
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.conversations import Question
 from mmspec.training.feature_cache import FeatureCache
+from mmspec.training.fitting import TrainingProgress
 from mmspec.training.head_trainer import ShuffledBatches
-from mmspec.training.heads import TrainingExample
+from mmspec.training.heads import TrainingExample, cache_outputs
+from mmspec.training.processes import Processes
 from mmspec.training.responses import Response
 
 MIN_TOKENS = 2  # of an answer: its first token comes from the prefill
@@ -174,6 +176,22 @@ class TrainingExamples:
         rows = [[*one.tokens, *[-1] * (width - len(one.tokens))] for one in chosen]
         tokens = torch.tensor(rows, device=self.teacher.reader.device)
         return TrainingExample(inputs, tokens, self.cache, [one.question for one in chosen])
+
+    def cache_features(
+        self, tap: str, batches: int, processes: Processes, progress: TrainingProgress
+    ) -> None:
+        """Cache the target's features of the first batches; all rows are in those of one epoch."""
+        if self.cache is None:
+            return
+        questions = [
+            [self.answers[at].question for at in self.shuffle.at(number)]
+            for number in range(min(batches, len(self.shuffle.batches)))
+        ]
+
+        def read(number: int) -> None:
+            cache_outputs(self.teacher.reader, self.at(number), tap)
+
+        self.cache.fill(questions, read, tap, processes, progress)
 
     def counts(self) -> torch.Tensor:  # (V,) int64
         """How often each token occurs in the answers."""

@@ -80,11 +80,6 @@ def check_share(options: TrainOptions, processes: Processes) -> None:
             f"--accumulate {options.accumulate} batches a step cannot be shared evenly by "
             f"{processes.count} processes; give a multiple of {processes.count}"
         )
-    if options.cache is not None and processes.count > 1:
-        raise ValueError(
-            f"--cache is written by one process, and {processes.count} were launched; drop it, or "
-            "launch one"
-        )
 
 
 def check_out(out: Path) -> None:

@@ -26,7 +26,12 @@ def write(file: Path, tensors: Mapping[str, Tensor], content: Mapping[str, Any])
     Raises OSError naming the file, where it cannot be written.
     """
     part = file.with_name(f"{file.name}.part")
-    own = {name: one.detach().cpu().contiguous().clone() for name, one in tensors.items()}
+    own = {name: one.detach().cpu().contiguous() for name, one in tensors.items()}
+    shared: set[int] = set()
+    for name, one in own.items():  # safetensors refuses two tensors in one storage
+        if (start := one.untyped_storage().data_ptr()) in shared:
+            own[name] = one.clone()
+        shared.add(start)
     try:
         save_file(own, part, {KEY: json.dumps(content), "format": "pt"})
         with part.open("rb") as stream:

@@ -5,12 +5,14 @@
 
 A row is computed by the target once and read from disk afterwards. Shards are safetensors files of
 limited size, written atomically with their owner and target, so an interrupted cache keeps its
-rows.
+rows. Several processes write shards of their own: `fill` computes a share of the rows in each.
+Memory holds the rows of one unwritten shard, and where each row is.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,19 +24,30 @@ from mmspec.drafters.neural.head_prompt import TargetPrompt
 from mmspec.models.compatibility import is_same_target
 from mmspec.targets.readers.hooks import wanted_layers
 from mmspec.training import checkpoints
+from mmspec.training.fitting import TrainingProgress, silent
+from mmspec.training.processes import Processes
 
 if TYPE_CHECKING:  # circular import
     from mmspec.training.heads import TargetOutputs
 
 SHARD_BYTES = 1 << 30
-NAME = "features-{:05d}.safetensors"
+MAX_MAPPED = 64  # shards that are mapped into memory at once
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A shard, and the tensors of some rows in it."""
+
+    shard: Path
+    names: tuple[str, ...]
 
 
 class FeatureCache:
     """Rows of training examples by question number.
 
     `owner` is JSON data that they depend on besides the target. Raises ValueError at construction
-    for folders with other files, damaged files, and rows of another target or owner.
+    for folders with other files, damaged files, and rows of another target or owner. `process` is
+    the number of the writer.
     """
 
     def __init__(
@@ -43,27 +56,33 @@ class FeatureCache:
         owner: Mapping[str, Any],
         target: list[list[float]] | None,
         shard_bytes: int = SHARD_BYTES,
+        process: int = 0,
     ) -> None:
         self.folder, self.owner, self.target = folder, dict(owner), target
-        self.shard_bytes = shard_bytes
+        self.shard_bytes, self.process = shard_bytes, process
         self.tap: str | None = None
-        self.shard_of: dict[int, Any] = {}  # question -> its open shard
+        self.shards: list[Path] = []
+        self.places: dict[int, _Place] = {}  # by question
+        self.mapped: dict[Path, Any] = {}  # recently used shards, the last one last
         self.waiting: dict[int, dict[str, Tensor]] = {}  # not yet written
         folder.mkdir(parents=True, exist_ok=True)
         for part in folder.glob("features-*.part"):
             part.unlink()  # of an interrupted writer
-        self.shards = sorted(folder.glob("features-*.safetensors"))
-        others = sorted({*folder.iterdir()} - {*self.shards})
+        others = sorted({*folder.iterdir()} - {*folder.glob("features-*.safetensors")})
         if others:
             raise ValueError(
                 f"{folder} holds {others[0].name}, which is not part of a feature cache; give "
                 "--cache a separate folder"
             )
-        for shard in self.shards:
+        self.refresh()
+
+    def refresh(self) -> None:
+        """Add the shards of other processes. Raises ValueError as at construction."""
+        for shard in sorted({*self.folder.glob("features-*.safetensors")} - {*self.shards}):
             self._open(shard)
 
     def _open(self, shard: Path) -> None:
-        """Open a shard. Raises ValueError for damaged files and other owners.
+        """Find the rows of a shard. Raises ValueError for damaged files and other owners.
 
         Rows are read on demand.
         """
@@ -85,8 +104,21 @@ class FeatureCache:
                 "this one"
             )
         self._set_tap(content["tap"])
-        stored = safe_open(shard, "pt")
-        self.shard_of |= dict.fromkeys(content["questions"], stored)
+        names: dict[int, tuple[str, ...]] = {}
+        for key in sorted(self._map(shard).keys()):
+            question, _, name = key.partition(".")
+            names[int(question)] = (*names.get(int(question), ()), name)
+        shared = {found: _Place(shard, found) for found in set(names.values())}
+        self.places |= {one: shared[names[one]] for one in content["questions"]}
+        self.shards.append(shard)
+
+    def _map(self, shard: Path) -> Any:
+        """The opened shard; those used long ago are closed."""
+        found = self.mapped.pop(shard, None)
+        self.mapped[shard] = safe_open(shard, "pt") if found is None else found
+        if len(self.mapped) > MAX_MAPPED:
+            del self.mapped[next(iter(self.mapped))]
+        return self.mapped[shard]
 
     def _set_tap(self, tap: str) -> None:
         if self.tap not in (None, tap):
@@ -102,7 +134,7 @@ class FeatureCache:
         Raises ValueError for another name of features than the cache holds.
         """
         self._set_tap(tap)
-        return question in self.shard_of or question in self.waiting
+        return question in self.places or question in self.waiting
 
     def add(self, questions: Sequence[int], read: TargetOutputs, tap: str) -> None:
         """Add the target's outputs of rows, without padding.
@@ -122,7 +154,9 @@ class FeatureCache:
             if prompt.positions is not None:
                 axes = prompt.positions.expand(*prompt.positions.shape[:-2], len(read.real), -1)
                 found["positions"] = axes[..., row, cut]
-            self.waiting[question] = {name: one.cpu() for name, one in found.items()}
+            self.waiting[question] = {
+                name: one.contiguous().to("cpu", copy=True) for name, one in found.items()
+            }
         size_bytes = sum(one.nbytes for row in self.waiting.values() for one in row.values())
         if size_bytes >= self.shard_bytes:
             self.flush()
@@ -131,14 +165,49 @@ class FeatureCache:
         """Write pending rows to a new shard. Raises OSError where the disk is full."""
         if not self.waiting:
             return
-        shard = self.folder / NAME.format(len(self.shards))
+        own = [int(one.stem.split("-")[-1]) for one in self.shards if one.match(self._name("*"))]
+        shard = self.folder / self._name(f"{max(own, default=-1) + 1:05d}")
         rows = self.waiting.items()
         tensors = {f"{question}.{name}": one for question, row in rows for name, one in row.items()}
         content = {"owner": self.owner, "target": self.target, "tap": self.tap}
         checkpoints.write(shard, tensors, {**content, "questions": sorted(self.waiting)})
-        self.shards.append(shard)
         self._open(shard)
         self.waiting = {}
+
+    def _name(self, number: str) -> str:
+        return f"features-{self.process:05d}-{number}.safetensors"
+
+    def fill(
+        self,
+        batches: Sequence[Sequence[int]],
+        read: Callable[[int], None],
+        tap: str,
+        processes: Processes,
+        progress: TrainingProgress = silent,
+    ) -> None:
+        """Add the rows of batches of questions; `read` adds those of a batch by its index.
+
+        Processes share the batches, and return when all rows can be read. Raises OSError where the
+        disk is full; written rows stay.
+        """
+        missing = [
+            number
+            for number, batch in enumerate(batches)
+            if not all(self.contains(tap, one) for one in batch)
+        ]
+        own = processes.share(missing)
+        processes.wait()  # all have looked before the first shard is written
+        for count, number in enumerate(own, 1):
+            read(number)
+            progress("features", count, len(own), float("nan"))
+        self.flush()
+        processes.wait()
+        self.refresh()
+        if not all(self.contains(tap, one) for batch in batches for one in batch):
+            raise ValueError(
+                f"{self.folder} lacks rows that other processes have written; give --cache a "
+                "folder that all processes share"
+            )
 
     def rows(
         self, questions: Sequence[int], ids: Tensor | None, real: Tensor, like: Tensor
@@ -179,10 +248,10 @@ class FeatureCache:
     def _row(self, question: int) -> dict[str, Tensor]:
         if question in self.waiting:
             return self.waiting[question]
-        stored = self.shard_of[question]
-        names = {name for name in stored.keys() if name.startswith(f"{question}.")}  # noqa: SIM118
+        place = self.places[question]
         try:
-            return {name.partition(".")[2]: stored.get_tensor(name) for name in names}
+            stored = self._map(place.shard)
+            return {name: stored.get_tensor(f"{question}.{name}") for name in place.names}
         except (OSError, SafetensorError) as error:
             raise ValueError(
                 f"{self.folder} is damaged ({error}); remove it to rebuild it"

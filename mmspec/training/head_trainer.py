@@ -99,11 +99,11 @@ class HeadTrainer:
 
     def _loss(self, number: int, make: Callable[[], TrainingExample]) -> Tensor:
         torch.manual_seed(_derive_seed(self.settings.seed, self.num_steps_done, number))
-        with self._arithmetic():
+        with self.arithmetic():
             return self.training.loss(self.reader, self.head, make()).float()
 
-    def _arithmetic(self) -> AbstractContextManager[Any]:
-        """Autocast to the target's half precision, or to bfloat16 with `bf16`."""
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        """Context of a loss: autocast to the target's half precision, or bfloat16 with `bf16`."""
         own = self.reader.model.dtype
         if own == torch.float32 and not self.settings.bf16:
             return nullcontext()

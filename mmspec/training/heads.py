@@ -160,11 +160,19 @@ def read_example(
             "which no cache holds; drop --cache"
         )
     if not all(cache.contains(tap, one) for one in example.questions):
-        cache.add(example.questions, _read_by_target(reader, example, tap, attention, hook), tap)
+        cache_outputs(reader, example, tap)
     tokens, real = example.tokens.clamp_min(0), example.tokens >= 0
     ids = _ids(example.inputs, tokens, len(tokens))
     prompt, after = cache.rows(example.questions, ids, real, reader.embed(tokens))
     return TargetOutputs(prompt, after, real)
+
+
+@torch.no_grad()
+def cache_outputs(reader: Reader, example: TrainingExample, tap: str) -> None:
+    """Run the target on an example, and add its outputs to the example's cache."""
+    assert example.cache is not None
+    read = _read_by_target(reader, example, tap, frozenset(), None)
+    example.cache.add(example.questions, read, tap)
 
 
 def _read_by_target(

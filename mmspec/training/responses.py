@@ -40,8 +40,8 @@ def collect_responses(
     questions: Sequence[Question],
     generate: GenerateResponses,
     batch: int,
-    progress: TrainingProgress = silent,
     processes: Processes | None = None,
+    progress: TrainingProgress = silent,
 ) -> list[Response]:
     """Return responses to all questions; generate missing ones, `batch` at a time, into the file.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -13,9 +15,11 @@ from torch import Tensor
 
 from mmspec import recipes
 from mmspec.models.compatibility import fingerprint
+from mmspec.training import feature_cache
 from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, required_features
-from mmspec.training.heads import TrainingExample, read_example
+from mmspec.training.heads import TrainingExample, cache_outputs, read_example
+from mmspec.training.processes import Processes
 from mmspec.training.trainable import DrafterTraining
 from tests import toys
 from tests.covering import exhaustive
@@ -185,3 +189,62 @@ def test_a_writer_that_was_killed_loses_what_was_in_no_shard(tmp_path: Path) -> 
     sizes = zip(prompts, (first.tokens >= 0).sum(-1).tolist(), strict=True)
     wanted = cache_bytes(backbone(model), "hidden", sizes)
     assert shard.stat().st_size == pytest.approx(wanted, rel=0.25)  # names, and positions
+
+
+def _fill(
+    reader: Any, folder: Path, batches: list[TrainingExample], processes: Processes
+) -> FeatureCache:
+    cache = FeatureCache(folder, OWNER, None, 1, process=processes.index)
+
+    def read(number: int) -> None:
+        cache_outputs(reader, replace(batches[number], cache=cache), "hidden")
+
+    cache.fill([one.questions for one in batches], read, "hidden", processes)
+    return cache
+
+
+def test_processes_write_shards_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both read the rows of both; a cache of one process is completed by two."""
+    reader, gate = backbone(toys.model("llava")), threading.Barrier(2)
+    first = _lessons(toys.model("llava"), None)[1]
+    batches = [replace(first, questions=(number,)) for number in range(5)]
+    _fill(reader, tmp_path, batches[:2], Processes())
+    monkeypatch.setattr(torch.distributed, "barrier", lambda group: group.wait())
+    found: dict[int, FeatureCache] = {}
+
+    def run(index: int) -> None:
+        own = Processes(SimpleNamespace(num_processes=2, process_index=index), gate)
+        found[index] = _fill(reader, tmp_path, batches, own)
+
+    threads = [threading.Thread(target=run, args=(index,)) for index in range(2)]
+    for one in threads:
+        one.start()
+    for one in threads:
+        one.join(20)
+    names = sorted(one.name.removesuffix(".safetensors") for one in tmp_path.iterdir())
+    numbers = ("00000-00000", "00000-00001", "00000-00002", "00000-00003", "00001-00000")
+    assert names == [f"features-{one}" for one in numbers]
+    for cache in found.values():
+        rows = [read_example(reader, replace(one, cache=cache), "hidden") for one in batches]
+        assert all(torch.equal(one.next, rows[0].next) for one in rows)
+
+
+def test_few_shards_are_mapped_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows of all of them are read, and no row of a shard is loaded for another's."""
+    monkeypatch.setattr(feature_cache, "MAX_MAPPED", 2)
+    reader, first = backbone(toys.model("llava")), _lessons(toys.model("llava"), None)[1]
+    batches = [replace(first, questions=(number,)) for number in range(4)]
+    cache = _fill(reader, tmp_path, batches, Processes())
+    assert (len(cache.shards), len(cache.mapped), cache.waiting) == (4, 2, {})
+    for one in (*batches, *reversed(batches)):
+        read_example(reader, replace(one, cache=cache), "hidden")
+        assert len(cache.mapped) == 2
+        assert cache.mapped.keys() >= {cache.places[one.questions[0]].shard}
+
+
+def test_rows_that_no_process_can_see_are_an_error(tmp_path: Path) -> None:
+    cache = FeatureCache(tmp_path, OWNER, None)
+    with pytest.raises(ValueError, match="give --cache a folder that all processes share"):
+        cache.fill([(0,)], lambda _: None, "hidden", Processes())

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from torch import nn
 
 from mmspec.training.processes import Processes
@@ -89,10 +90,15 @@ def history(out: Path) -> list[dict[str, Any]]:
     return found
 
 
+def cached_rows(cache: Path) -> dict[str, torch.Tensor]:
+    return {name: row for shard in cache.iterdir() for name, row in load_file(shard).items()}
+
+
 @pytest.mark.exhaustive
 def test_two_processes_learn_what_one_learns(data: Path, tmp_path: Path) -> None:
     for count in (1, 2):
-        done = train(data, tmp_path / str(count), count, "--accumulate", "2")
+        cache = ("--cache", str(tmp_path / f"cache-{count}"))
+        done = train(data, tmp_path / str(count), count, "--accumulate", "2", *cache)
         assert done.returncode == 0, done.stderr[-2000:]
         assert done.stdout.count("acceptance length before") == 1  # one of them speaks
     one, two = (history(tmp_path / name) for name in ("1", "2"))
@@ -102,6 +108,10 @@ def test_two_processes_learn_what_one_learns(data: Path, tmp_path: Path) -> None
         assert mine["loss"] == pytest.approx(theirs["loss"], rel=1e-4)
         assert mine["acceptance"] == pytest.approx(theirs["acceptance"], rel=1e-2)
     assert len(one) == 3
+    rows = [cached_rows(tmp_path / f"cache-{count}") for count in (1, 2)]
+    assert rows[0].keys() == rows[1].keys()
+    assert all(torch.equal(rows[1][name], row) for name, row in rows[0].items())
+    assert len([*(tmp_path / "cache-2").iterdir()]) == 2  # a shard of each
     odd = train(data, tmp_path / "odd", 2, "--accumulate", "3")
     assert odd.returncode != 0
     assert "cannot be shared evenly by 2 processes; give a multiple of 2" in odd.stderr
