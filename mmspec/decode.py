@@ -132,7 +132,7 @@ def make_round(
     stop: Stop,
 ) -> Round:
     """Copy the verdict to the host in one transfer and apply the stop conditions."""
-    drafted, path, tokens, takes, finished, excess = [], [], [], [], [], []
+    drafted, path, read, tokens, takes, finished, excess = [], [], [], [], [], [], []
     for row, line in enumerate(_read_back(draft, scores, verdict)):
         if context.finished[row]:
             line, kept, done = _FINISHED_ROW, 0, True
@@ -143,6 +143,7 @@ def make_round(
             kept, done = stop.cut(row, context.num_generated(row), line.tokens, context.prefix)
         drafted.append(line.drafted)
         path.append(line.nodes[:kept])
+        read.append(line.read[:kept])
         tokens.append(line.tokens[:kept])
         takes.append(kept > len(line.nodes))
         finished.append(done)
@@ -157,6 +158,7 @@ def make_round(
         finished=tuple(finished),
         verdict=verdict,
         depth=draft.tree.depth if draft.tree is not None else verdict.path.shape[1],
+        read=None if draft.read_order is None else tuple(read),
         excess=None if verdict.excess is None else tuple(excess),
     )
 
@@ -170,6 +172,7 @@ class _RowVerdict:
     tokens: tuple[Any, ...]  # ids, or views (*E) of continuous tokens
     broken: bool
     excess: float = 0.0
+    read: tuple[int, ...] = ()  # `Draft.read_order` of the nodes
 
 
 UNIT = 2.0**-40  # masses are sent as integers, so that one transfer holds everything
@@ -181,6 +184,8 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_R
     columns = [verdict.length[:, None]]
     if not draft.is_chain:  # the path of a chain is a count
         columns.append(verdict.path)
+    if draft.read_order is not None:
+        columns.append(draft.read_order.gather(1, verdict.path.clamp_min(0)))
     discrete = draft.tokens.dim() == 2
     if discrete:
         made = draft.tokens if verdict.replacements is None else verdict.replacements
@@ -198,13 +203,18 @@ def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_R
 
 
 def _parse_discrete(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _RowVerdict:
-    """One row of the transfer: length, path (trees), tokens, next, and the columns of `_frame`."""
+    """One row of the transfer: length, path, read order (trees), tokens, next, `_split_columns`."""
     nodes, drafted, broken, excess = _split_columns(values, draft, verdict)
-    first = 1 if draft.is_chain else 1 + verdict.path.shape[1]
+    longest = verdict.path.shape[1]
+    first = 1 if draft.is_chain else 1 + longest
+    read = ()
+    if draft.read_order is not None:
+        read = tuple(values[first : first + len(nodes)])
+        first += longest
     tokens = values[first : first + len(nodes)]
     if verdict.next is not None:
         tokens.append(values[-1])
-    return _RowVerdict(drafted, nodes, tuple(tokens), broken, excess)
+    return _RowVerdict(drafted, nodes, tuple(tokens), broken, excess, read)
 
 
 def _parse_continuous(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _RowVerdict:

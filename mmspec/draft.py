@@ -71,9 +71,9 @@ class Draft:
     tree: Tree | None = None  # the shared topology, when there is one
     padded: bool = True  # whether `mask` may hide anything; False skips reading it
     node_inputs: NodeInputs | None = None  # None = tokens at their depths
-    extras: object = (
-        None  # further data of some verifiers: `distributions.DrivingNoise`, `islands.Cells`
-    )
+    extras: object = None  # data of some verifiers: `distributions.DrivingNoise`, `islands.Cells`
+    max_depth: int | None = None  # no path is longer, where rows differ; None = read from `parents`
+    read_order: Tensor | None = None  # (B, N) when the drafter read each node, -1 = not; `Round`'s
 
     @classmethod
     def chain(
@@ -130,7 +130,7 @@ class Draft:
         """Distance of every node from the context."""
         if self.tree is not None:
             return self.tree.depths_on(self.tokens.device).expand(self.batch, -1)
-        return self._reach.sum(-1) - 1
+        return self._depths
 
     def relative_positions(self) -> Tensor:  # (B, N), 0 = the first position after the context
         """Position of every node relative to the context: its depth, unless there are gaps."""
@@ -151,12 +151,14 @@ class Draft:
 
     @cached_property
     def _reach(self) -> Tensor:  # (B, N, N) bool: `ancestors` of rows that differ
-        return compute_ancestors(self.parents)
+        return compute_ancestors(self.parents, self.max_depth)
 
     @cached_property
-    def _kids(
-        self,
-    ) -> Tensor:  # (B, N + 1, C): `children`; reads the largest number of children from the device
+    def _depths(self) -> Tensor:  # (B, N): `depths` of rows that differ
+        return self._reach.sum(-1) - 1
+
+    @cached_property
+    def _kids(self) -> Tensor:  # (B, N + 1, C): `children`; reads the largest number of children
         return compute_children(self.parents)
 
 
@@ -202,6 +204,7 @@ class Round:
     finished: tuple[bool, ...]
     verdict: Verdict
     depth: int = 0  # longest path proposed
+    read: tuple[tuple[int, ...], ...] | None = None  # `Draft.read_order` of the accepted nodes
     calls: int = 1  # target forwards: none in round 0 (the prefill), nor where a gate skipped it
     seconds: Mapping[str, float] = field(default_factory=dict)  # prefill, draft, verify, host
     fallback: str | None = None  # why the drafter was disabled in this round

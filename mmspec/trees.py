@@ -159,16 +159,24 @@ def _children(tree: Tree, device: torch.device) -> Tensor:
 
 
 def compute_ancestors(
-    parents: Tensor,
+    parents: Tensor, max_depth: int | None = None
 ) -> Tensor:  # (B, N) -> (B, N, N) bool, [b, i, j]: j is i or above
-    """Which nodes are on the path to each node, for rows that differ."""
+    """Which nodes are on the path to each node, for rows that differ.
+
+    `max_depth` bounds the nodes of a path; without it any tree of N nodes is expected.
+    """
     count = parents.shape[1]
-    nodes = torch.arange(count, device=parents.device)
-    reach = parents[..., None] == nodes
-    reach = (reach | torch.eye(count, dtype=torch.bool, device=nodes.device)).float()
-    for _ in range(max(count - 1, 1).bit_length()):  # doubling the reach each time
-        reach = (reach @ reach).clamp(max=1)
+    nodes, itself = _identity(count, parents.device)
+    reach = ((parents[..., None] == nodes) | itself).float()
+    steps = (count if max_depth is None else max_depth) - 1  # from the last node to the first
+    for _ in range(max(steps - 1, 0).bit_length()):  # doubling the reach each time
+        reach = torch.bmm(reach, reach).clamp_(max=1)
     return reach.bool()
+
+
+@lru_cache(maxsize=64)
+def _identity(count: int, device: torch.device) -> tuple[Tensor, Tensor]:  # (N,), (N, N) bool
+    return torch.arange(count, device=device), torch.eye(count, dtype=torch.bool, device=device)
 
 
 def compute_children(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node index, -1 padded
@@ -187,6 +195,17 @@ def compute_children(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node
 def all_true_mask(batch: int, nodes: int, device: torch.device) -> Tensor:  # (B, N) bool
     """The mask of drafts without padding."""
     return torch.ones(batch, nodes, dtype=torch.bool, device=device)
+
+
+def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
+    """0 where `visible` (bool), the lowest value of `dtype` elsewhere."""
+    return torch.where(visible, *_mask_values(dtype, visible.device))
+
+
+@lru_cache(maxsize=32)
+def _mask_values(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    lowest = torch.finfo(dtype).min
+    return torch.zeros((), dtype=dtype, device=device), torch.tensor(lowest, dtype=dtype).to(device)
 
 
 @lru_cache(maxsize=256)

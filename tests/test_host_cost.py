@@ -13,7 +13,12 @@ from mmspec import zoo
 from mmspec.draft import Round
 from mmspec.zoo import language
 
-MOST = 110  # operations of a round that drafts a chain of five
+RECIPES: dict[
+    str, tuple[int, dict[str, Any], int]
+] = {  # operations of a round: a chain of five, a tree of five levels
+    "coupled": (110, {"length": 5}, 5),
+    "dynamic-tree": (225, {}, 16),
+}
 
 
 class Outside(TorchDispatchMode):
@@ -35,7 +40,11 @@ class Outside(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_a_round_reads_one_tensor_and_runs_few_operations(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("recipe", RECIPES)
+def test_a_round_reads_one_tensor_and_runs_few_operations(
+    monkeypatch: pytest.MonkeyPatch, recipe: str
+) -> None:
+    most, options, nodes = RECIPES[recipe]
     model, small, processor = zoo.load("llava"), zoo.load("llava-drafter"), zoo.processor("llava")
     (example,) = language.examples(1, "held-out", 0, kind="caption")
     text = language.format_prompt(processor, example.prompt)
@@ -50,7 +59,7 @@ def test_a_round_reads_one_tensor_and_runs_few_operations(monkeypatch: pytest.Mo
 
         monkeypatch.setattr(torch.Tensor, name, noted)
     rounds: list[tuple[int, int, int]] = []
-    fast = mmspec.accelerate(model, "coupled", drafter=small, length=5)
+    fast = mmspec.accelerate(model, recipe, drafter=small, **options)
     how: dict[str, Any] = {"max_new_tokens": 32, "do_sample": False}
     fast.generate(**request, **how)  # what is made once for all rounds
     reads.clear()
@@ -60,10 +69,10 @@ def test_a_round_reads_one_tensor_and_runs_few_operations(monkeypatch: pytest.Mo
             **how,
             on_round=lambda kept: rounds.append(_since(kept, outside, reads)),
         )
-    chains = [one for one in rounds[1:] if one[0] == 5]  # the first round reads the prompt
-    assert len(chains) > 2, rounds
-    for _, operations, read in chains:
-        assert 0 < operations <= MOST, rounds
+    full = [one for one in rounds[1:] if one[0] == nodes]  # the first round reads the prompt
+    assert len(full) > 1, rounds
+    for _, operations, read in full:
+        assert 0 < operations <= most, rounds
         assert read == 1
 
 

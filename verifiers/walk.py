@@ -146,9 +146,11 @@ def is_all_false(rows: Tensor) -> bool:
 
 
 def draft_depth(draft: Draft) -> int:
-    """Tokens on the longest path of any row; synchronises where rows differ in topology."""
+    """Tokens on the longest path of any row, or a bound; reads it where rows differ without one."""
     if draft.tree is not None:
         return draft.tree.depth
+    if draft.max_depth is not None:
+        return draft.max_depth
     return int(draft.depths().max()) + 1 if draft.nodes else 0
 
 

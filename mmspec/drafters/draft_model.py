@@ -24,6 +24,7 @@ from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.trees.draws import draw
 from mmspec.targets.memory import TokenBlock
 from mmspec.targets.tokens.context import Context
+from mmspec.trees import additive_mask
 
 
 class DraftModel(ABC):
@@ -84,16 +85,17 @@ class Layout:
     depths: Tensor  # (1 or B, n), 0 = child of the context
     visible: Tensor  # (1 or B, n, read before + n) bool: read nodes each one attends to
     masks: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    known_parents: Tensor | None = None  # `parents`, where the shape knows them
 
     def place_after(self, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Depths and additive mask after `waiting` tokens that are not cached; computed once."""
         key = (waiting, dtype)
         if key not in self.masks:
-            before = self.visible.new_ones(*self.visible.shape[:2], waiting)
-            visible = torch.cat((before, self.visible), 2)
-            zero = torch.zeros((), dtype=dtype, device=visible.device)
-            mask = torch.where(visible, zero, torch.finfo(dtype).min)
-            self.masks[key] = (self.depths + waiting, mask)
+            visible, depths = self.visible, self.depths
+            if waiting:
+                before = visible.new_ones(*visible.shape[:2], waiting)
+                visible, depths = torch.cat((before, visible), 2), depths + waiting
+            self.masks[key] = (depths, additive_mask(visible, dtype))
         return self.masks[key]
 
     @cached_property
@@ -102,6 +104,8 @@ class Layout:
 
         Nodes are read level by level, so the last earlier node that one attends to is its parent.
         """
+        if self.known_parents is not None:
+            return self.known_parents
         count, total = self.visible.shape[1:]
         column = torch.arange(total, device=self.visible.device)
         before = column < torch.arange(total - count, total, device=column.device)[:, None]
@@ -148,8 +152,33 @@ class GrownDraft:
     """A draft and the reading-order index of each of its nodes (-1 = not read)."""
 
     draft: Draft
-    places: Sequence[Sequence[int]]  # one row for all, or one per batch row
+    places: Sequence[Sequence[int]] | None  # one row for all, or per row; None = `read_order`
     distributions: list[Categorical]
+    nodes_read: int = 0  # where `places` is None
+
+    def count_read(self) -> int:
+        """How many nodes the draft model has read."""
+        if self.places is None:
+            return self.nodes_read
+        return max(max(row, default=-1) for row in self.places) + 1
+
+    def rows(self, batch: int) -> list[Sequence[int]]:
+        """`places` of every row; reads them from the device where they are `read_order`."""
+        if self.places is None:
+            assert self.draft.read_order is not None
+            return list(self.draft.read_order.tolist())
+        return [self.places[row if len(self.places) > 1 else 0] for row in range(batch)]
+
+    def accepted_reads(self, round_: Round) -> tuple[tuple[int, ...], ...]:
+        """Per row, the accepted nodes that the draft model has read, in reading order.
+
+        A row without indices was drafted by another drafter.
+        """
+        found = round_.read
+        if self.places is not None or found is None:
+            pairs = zip(self.rows(len(round_.path)), round_.path, strict=True)
+            found = tuple(tuple(own[node] for node in path) if own else () for own, path in pairs)
+        return tuple(tuple(place for place in row if place >= 0) for row in found)
 
 
 class MultiKindDrafter(Drafter):
@@ -196,19 +225,6 @@ def chain_layout(step: int, device: torch.device) -> Layout:
 @lru_cache(maxsize=8)
 def step_indices(device: torch.device) -> Tensor:
     return torch.arange(1024, device=device)
-
-
-def accepted_reads(places: Sequence[Sequence[int]], round_: Round) -> tuple[tuple[int, ...], ...]:
-    """Per row, the accepted nodes that the draft model has read, in reading order.
-
-    A row without indices was drafted by another drafter.
-    """
-    rows = []
-    for row, path in enumerate(round_.path):
-        own = places[row] if len(places) > 1 else places[0]
-        read = [own[node] for node in path] if own else []
-        rows.append(tuple(place for place in read if place >= 0))
-    return tuple(rows)
 
 
 def draft_distribution(

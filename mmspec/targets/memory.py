@@ -17,7 +17,7 @@ from torch import Tensor
 
 from mmspec.draft import Draft
 from mmspec.targets.cache import SlotCache
-from mmspec.trees import Tree
+from mmspec.trees import Tree, additive_mask
 
 
 @dataclass(frozen=True)
@@ -359,9 +359,8 @@ class Mask:
 
 def to_column(values: Sequence[int], device: torch.device) -> Any:
     """Per-row numbers as a column (B, 1), or one number where all rows agree."""
-    first = values[0]
-    if all(value == first for value in values):
-        return first
+    if len(set(values)) == 1:
+        return values[0]
     return torch.tensor(values, device=device)[:, None]
 
 
@@ -372,15 +371,24 @@ def _static(
     """Depths (1, q) and corner (1, q, q) of `waiting` tokens followed by a tree."""
     depths = [*range(waiting), *(waiting + depth for depth in tree.depths)]
     corner = _open_corner(tree.ancestors_on(torch.device("cpu")), waiting)
-    return torch.tensor(depths, device=device)[None], _additive(corner, dtype).to(device)
+    return torch.tensor(depths, device=device)[None], additive_mask(corner, dtype).to(device)
 
 
 def _dynamic(draft: Draft, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The same for trees that differ between rows: (B, q), (B, q, q)."""
-    ancestors = draft.ancestors()
-    chain = torch.arange(waiting, device=ancestors.device).expand(draft.batch, -1)
-    depths = torch.cat((chain, waiting - 1 + ancestors.sum(-1)), 1)
-    return depths, _additive(_open_corner(ancestors, waiting), dtype)
+    chain, corner = _chain_before(draft.batch, draft.nodes, waiting, draft.tokens.device)
+    visible = corner.clone()
+    visible[:, waiting:, waiting:] = draft.ancestors()
+    return torch.cat((chain, draft.depths() + waiting), 1), additive_mask(visible, dtype)
+
+
+@lru_cache(maxsize=256)
+def _chain_before(
+    batch: int, nodes: int, waiting: int, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Depths (B, waiting), and the corner (B, q, q) of nodes that do not attend to each other."""
+    hidden = torch.zeros(batch, nodes, nodes, dtype=torch.bool, device=device)
+    return torch.arange(waiting, device=device).expand(batch, -1), _open_corner(hidden, waiting)
 
 
 def _open_corner(ancestors: Tensor, waiting: int) -> Tensor:  # (B, N, N) -> (B, q, q) bool
@@ -390,8 +398,3 @@ def _open_corner(ancestors: Tensor, waiting: int) -> Tensor:  # (B, N, N) -> (B,
     corner[:, :waiting, :waiting] = torch.ones(waiting, waiting, dtype=torch.bool).tril()
     corner[:, waiting:, waiting:] = ancestors
     return corner
-
-
-def _additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    zeros = torch.zeros((), dtype=dtype, device=visible.device)
-    return torch.where(visible, zeros, torch.finfo(dtype).min)

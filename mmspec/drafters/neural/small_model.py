@@ -21,7 +21,6 @@ from mmspec.drafters.draft_model import (
     DraftUpdate,
     GrownDraft,
     MultiKindDrafter,
-    accepted_reads,
     committed_prefix,
     draft_distribution,
     empty_growth,
@@ -89,18 +88,17 @@ class Autoregressive(MultiKindDrafter, ModelDrafter):
         if rows is None:
             return replace(state, sprout=empty_growth(context))
         assert state.sprout is not None
-        own = state.sprout.places
-        rows_reads = [own[row] if len(own) > 1 else own[0] for row in range(context.batch)]
-        places = [() if other else own for other, own in zip(rows, rows_reads, strict=True)]
+        own = state.sprout.rows(context.batch)
+        places = [() if other else read for other, read in zip(rows, own, strict=True)]
         return replace(state, sprout=replace(state.sprout, places=places))
 
     def observe(
         self, context: Context, state: _State, draft: Draft, scores: Scores, round_: Round
     ) -> _State:
         assert state.sprout is not None
-        read = accepted_reads(state.sprout.places, round_) if draft.nodes else ((),) * draft.batch
-        nodes_read = max(max(row, default=-1) for row in state.sprout.places) + 1
-        news = DraftUpdate(draft, scores, round_, read, nodes_read, state.sprout.distributions)
+        grown = state.sprout
+        read = grown.accepted_reads(round_) if draft.nodes else ((),) * draft.batch
+        news = DraftUpdate(draft, scores, round_, read, grown.count_read(), grown.distributions)
         return _State(
             self.model.keep(context, state.model, news), self.shape.observe(state.shape, news)
         )

@@ -17,6 +17,7 @@ from torch import Tensor
 from mmspec.distributions.categorical import Categorical, quantile
 from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Kind
+from mmspec.targets.tokens.context import Context
 
 
 def draw(
@@ -94,3 +95,19 @@ def ranking(
     if kind is Kind.RACE and not distribution.hard:
         return distribution.perturb(noise.shared_keys(position)).log_softmax(-1)
     return distribution.scores.log_softmax(-1)
+
+
+def draw_noise(
+    distribution: Categorical, kind: Kind, context: Context, depth: int
+) -> Tensor | None:  # (B, depth, V)
+    """The target's noise of `depth` levels below the context, for RACE proposals."""
+    if kind is not Kind.RACE or distribution.hard:
+        return None
+    position = context.position() + torch.arange(depth, device=context.device)
+    return context.noise.shared_keys(position).gumbel(distribution.size)
+
+
+def rank(distribution: Categorical, noise: Tensor | None, level: int) -> Tensor:  # (B, n, V)
+    """`ranking` of nodes on a level, with the noise of all levels."""
+    scores = distribution.scores if noise is None else distribution.scores + noise[:, level, None]
+    return scores.log_softmax(-1)

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.draft_model import DraftModel, DraftNodes, GrownDraft, Layout
-from mmspec.drafters.trees.draws import ranking
+from mmspec.drafters.trees.draws import draw_noise, rank
 from mmspec.drafters.trees.ranked_tree import RankedTree
 from mmspec.targets.tokens.context import Context
+from mmspec.trees import all_true_mask
 
 
 @dataclass(frozen=True)
@@ -41,76 +42,94 @@ class DynamicTree(RankedTree):
         distribution = model.predict_first(context, state)
         distributions = [distribution]
         beam = min(self.beam, distribution.size)
-        pool = _Pool(batch, device)
-        scored = ranking(distribution, kind, context.noise, context.position())
-        pool.add(*scored.topk(beam, -1), parents=torch.full((batch, 1), -1, device=device))
-        front = torch.arange(beam, device=device).expand(batch, -1)  # candidate index of the beam
-        visible_before = torch.zeros(batch, beam, 0, dtype=torch.bool, device=device)
+        fixed = _constants(batch, beam, depth, device)
+        noise = draw_noise(distribution, kind, context, depth)
+        values, ids = rank(distribution, noise, 0).topk(beam, -1)
+        score, token = values.flatten(1).float(), ids.flatten(1)  # (B, beam) of the front
+        scores, tokens, fronts = [score], [token], [fixed.context]
+        front = fixed.beam  # candidate index of the front
+        visible, parents = fixed.itself, fixed.no_parents
         read: tuple[Tensor, ...] = ()
         for level in range(1, depth):
-            itself = torch.eye(beam, dtype=torch.bool, device=device).expand(batch, -1, -1)
-            visible = torch.cat((visible_before, itself), 2)
-            layout = Layout(torch.full((1, beam), level - 1, device=device), visible)
-            pool.read(front)
-            nodes = DraftNodes(pool.tokens(front), layout, read)
-            distribution = model.predict(context, state, nodes)
+            layout = Layout(fixed.depths[level - 1], visible, known_parents=parents)
+            fronts.append(front)
+            distribution = model.predict(context, state, DraftNodes(token, layout, read))
             distributions.append(distribution)
-            read += (nodes.tokens,)
-            scored = ranking(distribution, kind, context.noise, context.position() + level)
-            start = pool.size
-            pool.add(*(pool.scores(front)[..., None] + scored).topk(beam, -1), parents=front)
-            best = pool.score[:, start:].topk(beam, -1).indices  # (B, beam) among beam * beam
-            visible_before = visible.gather(
-                1, (best // beam)[..., None].expand(-1, -1, visible.shape[2])
-            )
-            front = start + best
-        return pool.select_best(min(self.nodes, pool.size), kind, distributions)
+            read += (token,)
+            values, ids = rank(distribution, noise, level).topk(beam, -1)  # (B, beam, beam)
+            scores.append((score[..., None] + values).flatten(1))
+            tokens.append(ids.flatten(1))
+            if level + 1 == depth:
+                break
+            score, best = scores[-1].topk(beam, -1)
+            token, parent = tokens[-1].gather(1, best), best // beam  # of the front before
+            front = best + (beam + (level - 1) * beam * beam)
+            visible = torch.cat((visible[fixed.rows, parent], fixed.itself), 2)
+            parents = parent + (1 + (level - 1) * beam)
+        candidates = _Candidates(*(torch.cat(one, 1) for one in (scores, tokens, fronts)))
+        draft = candidates.select_best(self.nodes, kind, fixed)
+        return GrownDraft(draft, None, distributions, beam * (depth - 1))
 
 
-class _Pool:
-    """Candidates of a dynamic tree, in the order they were scored."""
+@dataclass(frozen=True)
+class _Constants:
+    """What all trees of these sizes share."""
 
-    def __init__(self, batch: int, device: torch.device) -> None:
-        self.score = torch.empty(batch, 0, device=device)
-        self.token = torch.empty(batch, 0, dtype=torch.int64, device=device)
-        self.parent = torch.empty(batch, 0, dtype=torch.int64, device=device)
-        self.place = torch.empty(batch, 0, dtype=torch.int64, device=device)
-        self.reads = 0
+    depth: int
+    rows: Tensor  # (B, 1)
+    context: Tensor  # (B, 1) -1, the parent of the first level
+    beam: Tensor  # (B, beam) 0, 1, ...
+    no_parents: Tensor  # (B, beam) 0
+    itself: Tensor  # (B, beam, beam) bool
+    depths: tuple[Tensor, ...]  # (1, beam) of every level
+    parent_column: Tensor  # (C,) of a candidate's parent in the context and all fronts
+    unread: Tensor  # (B, C) -1
+    order: Tensor  # (B, n) 0, 1, ... of the n nodes read
 
-    @property
-    def size(self) -> int:
-        return self.score.shape[1]
 
-    def add(self, score: Tensor, token: Tensor, parents: Tensor) -> None:  # (B, n, k) x2, (B, n)
-        width = score.shape[-1]
-        self.score = torch.cat((self.score, score.flatten(1).float()), 1)
-        self.token = torch.cat((self.token, token.flatten(1)), 1)
-        self.parent = torch.cat((self.parent, parents.repeat_interleave(width, 1)), 1)
-        unread = torch.full_like(token.flatten(1), -1)
-        self.place = torch.cat((self.place, unread), 1)
+@lru_cache(maxsize=64)
+def _constants(batch: int, beam: int, depth: int, device: torch.device) -> _Constants:
+    index = torch.arange(beam * depth, device=device)
+    later = index[: beam * (depth - 1)].repeat_interleave(beam) + 1
+    columns = torch.cat((torch.zeros_like(index[:beam]), later))
+    return _Constants(
+        depth,
+        torch.arange(batch, device=device)[:, None],
+        torch.full((batch, 1), -1, device=device),
+        index[:beam].expand(batch, -1),
+        torch.zeros(batch, beam, dtype=torch.int64, device=device),
+        torch.eye(beam, dtype=torch.bool, device=device).expand(batch, -1, -1),
+        tuple(torch.full((1, beam), level, device=device) for level in range(depth)),
+        columns,
+        torch.full((batch, len(columns)), -1, device=device),
+        index[: beam * (depth - 1)].expand(batch, -1),
+    )
 
-    def read(self, index: Tensor) -> None:
-        count = index.shape[1]
-        places = torch.arange(self.reads, self.reads + count, device=index.device)
-        self.place = self.place.scatter(1, index, places.expand_as(index))
-        self.reads += count
 
-    def tokens(self, index: Tensor) -> Tensor:
-        return self.token.gather(1, index)
+@dataclass(frozen=True)
+class _Candidates:
+    """All candidates of a dynamic tree, in the order they were scored."""
 
-    def scores(self, index: Tensor) -> Tensor:
-        return self.score.gather(1, index)
+    score: Tensor  # (B, C)
+    token: Tensor  # (B, C)
+    fronts: Tensor  # (B, 1 + n) candidate index of the nodes read, after the context's -1
 
-    def select_best(self, nodes: int, kind: Kind, distributions: list[Categorical]) -> GrownDraft:
+    def select_best(self, nodes: int, kind: Kind, fixed: _Constants) -> Draft:
         """Build the draft of the best candidates.
 
         A child never scores above its parent, and ties favour the earlier one.
         """
-        order = self.score.sort(dim=1, descending=True, stable=True).indices[:, :nodes]
-        selected = order.sort(1).values
-        parents = self.parent.gather(1, selected)
-        new_parents = torch.searchsorted(selected, parents.clamp_min(0))
-        parents = torch.where(parents < 0, -1, new_parents)
-        mask = torch.ones_like(selected, dtype=torch.bool)
-        draft = Draft(self.token.gather(1, selected), parents, mask, kind, padded=False)
-        return GrownDraft(draft, self.place.gather(1, selected).tolist(), distributions)
+        order = self.score.sort(dim=1, descending=True, stable=True).indices
+        selected = order[:, :nodes].sort(1).values
+        parents = self.fronts.gather(1, fixed.parent_column[selected])
+        bounds = torch.cat((fixed.context, selected), 1)
+        read_order = fixed.unread.scatter(1, self.fronts[:, 1:], fixed.order)
+        return Draft(
+            self.token.gather(1, selected),
+            torch.searchsorted(bounds, parents) - 1,
+            all_true_mask(*selected.shape, selected.device),
+            kind,
+            padded=False,
+            max_depth=fixed.depth,
+            read_order=read_order.gather(1, selected),
+        )
