@@ -207,7 +207,7 @@ def _parse_discrete(row: int, values: list[int], draft: Draft, verdict: Verdict)
     nodes, drafted, broken, excess = _split_columns(values, draft, verdict)
     longest = verdict.path.shape[1]
     first = 1 if draft.is_chain else 1 + longest
-    read = ()
+    read: tuple[int, ...] = ()
     if draft.read_order is not None:
         read = tuple(values[first : first + len(nodes)])
         first += longest
