@@ -15,10 +15,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
+from shutil import rmtree
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 
 from mmspec import recipes, registry
 from mmspec.cli.models import check_source, set_threads
@@ -343,10 +345,18 @@ class _Training:
 
     def _save(self, head: Any) -> None:
         """Write the head in the target's dtype, all or nothing."""
-        with TemporaryDirectory(prefix=".mmspec-", dir=self.out) as scratch:
-            head.to(self.teacher.reader.model.dtype).save_pretrained(scratch)
-            for file in sorted(Path(scratch).iterdir()):
-                file.replace(self.out / file.name)
+        for unfinished in self.out.glob(".mmspec-*"):
+            rmtree(unfinished)
+        try:
+            with TemporaryDirectory(prefix=".mmspec-", dir=self.out) as scratch:
+                head.to(self.teacher.reader.model.dtype).save_pretrained(scratch)
+                for file in sorted(Path(scratch).iterdir()):
+                    file.replace(self.out / file.name)
+        except (OSError, SafetensorError) as error:
+            raise OSError(
+                f"the head cannot be written to {self.out} ({error}); free some space on its disk "
+                "and repeat the command: its checkpoint holds the trained weights"
+            ) from error
         content = read_json(self.out / PLAN)
         text = json.dumps({**content, "history": self.history}, indent=1)
         checkpoints.write_text(self.out / PLAN, text)

@@ -297,6 +297,15 @@ def test_nothing_is_lost_on_a_full_disk(
     assert (tmp_path / "out" / "checkpoint.safetensors").read_bytes() == there
     assert not [*(tmp_path / "out").glob("*.part")]
     assert run(capsys, *_train_command(root, tmp_path / "out", *how))["steps"] == 2
+    made = (tmp_path / "out" / "model.safetensors").read_bytes()
+    (tmp_path / "out" / "model.safetensors").unlink()
+    with _files_up_to(1000):
+        _, line = fail(capsys, *_train_command(root, tmp_path / "out", *how))
+    assert "free some space on its disk" in line
+    assert "its checkpoint holds the trained weights" in line
+    assert not [*(tmp_path / "out").glob(".mmspec-*")]
+    run(capsys, *_train_command(root, tmp_path / "out", *how))
+    assert (tmp_path / "out" / "model.safetensors").read_bytes() == made
 
 
 @pytest.mark.parametrize(
