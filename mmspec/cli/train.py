@@ -10,17 +10,13 @@ OUT/played/                          episodes of a policy, where --data asks for
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from shutil import rmtree
-from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 
 from mmspec import recipes, registry
 from mmspec.cli.models import check_source, set_threads
@@ -43,18 +39,15 @@ from mmspec.cli.training_examples import (
     measure_acceptance,
     select_held_out,
 )
+from mmspec.cli.training_folder import TrainingFolder
 from mmspec.cli.training_plan import (
-    PLAN,
-    PLAYED,
     TrainOptions,
-    check_out,
     check_share,
     estimate_cost,
     get_trainable,
 )
 from mmspec.modality import TrainingData
-from mmspec.models.compatibility import fingerprint, is_same_target
-from mmspec.models.folder import read_json
+from mmspec.models.compatibility import fingerprint
 from mmspec.recipe import Recipe
 from mmspec.training import checkpoints
 from mmspec.training.conversations import Question, digest, read_questions
@@ -62,9 +55,8 @@ from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, required_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 from mmspec.training.processes import Processes
-from mmspec.training.responses import Response, collect_responses, read_responses
+from mmspec.training.responses import Response, collect_responses
 
-STATE, ANSWERS = "checkpoint.safetensors", "answers.jsonl"
 SHOWN = 4  # reasons for what is left out
 
 
@@ -85,7 +77,7 @@ def run(**typed: Any) -> None:
             f"--dry-run records nothing; drop it, or give --data a file for {options.data}"
         )
     questions = [] if plays else _questions(options)
-    check_out(options.out)
+    TrainingFolder(options.out).check()
     set_threads(options.threads, options.target)
     silence_libraries()
     keywords = {"trust_remote_code": options.trust_remote_code}
@@ -125,7 +117,7 @@ def _record_episodes(
     """Episodes of the target, recorded in the folder of the training."""
     is_quiet = options.json or not processes.is_first
     with processes.main_process_first(), show_progress(is_quiet) as bar:
-        given = (str(options.data), teacher, options.out / PLAYED, options.seed)
+        given = (str(options.data), teacher, TrainingFolder(options.out).episodes, options.seed)
         return teaching.record_episodes(
             *given, lambda stage, done, total, _: bar(stage, done, total)
         )
@@ -144,7 +136,8 @@ class _Training:
         processes: Processes,
     ) -> None:
         self.options, self.recipe, self.model, self.teacher = options, recipe, model, teacher
-        self.questions, self.out, self.processes = questions, options.out, processes
+        self.questions, self.processes = questions, processes
+        self.folder = TrainingFolder(options.out)
         assert recipe.training is not None
         self.rate = recipe.training.rate if options.rate is None else options.rate
         self.history: list[dict[str, Any]] = []
@@ -163,10 +156,10 @@ class _Training:
         with show_progress(is_quiet) as bar:
             shared = (self.processes, lambda stage, done, total, _: bar(stage, done, total))
             if self.processes.is_first:
-                self._report_missing_answers()
+                self.folder.report_missing_answers(len(self.questions))
             collector = ResponseCollector(self.model, self.teacher, self._response_options())
             answers = collect_responses(
-                self.out / ANSWERS,
+                self.folder.answers,
                 self.questions,
                 partial(map, collector),
                 4 * options.batch,
@@ -199,21 +192,11 @@ class _Training:
                 examples.cache_features(self.tap, options.steps * options.accumulate, *shared)
             self._steps(trainer, examples, bar)
             if self.processes.is_first:
-                self._save(trainer.trained_head())
+                head = trainer.trained_head().to(self.teacher.reader.model.dtype)
+                self.folder.save(head, self.history)
         if self.processes.is_first:
             self._report(trained_on, left_out)
         self.processes.wait()
-
-    def _report_missing_answers(self) -> None:
-        """Report answers that a checkpoint was trained on and that their file has lost."""
-        if not (self.out / STATE).is_file():
-            return
-        lost = len(self.questions) - len(read_responses(self.out / ANSWERS))
-        if lost:
-            print_error(
-                f"{self.out / ANSWERS} has lost {lost} of {len(self.questions)} answers that the "
-                "checkpoint beside it was trained on; they are generated again"
-            )
 
     def _cache(self, trained_on: Sequence[Response]) -> FeatureCache | None:
         """The feature cache; refused before anything is written if the disk is too small."""
@@ -244,45 +227,13 @@ class _Training:
 
     def _begin(self) -> None:
         """Write the options, or check that those of the run to resume are the same."""
-        options, file = self.options, self.out / PLAN
-        names = ("answers", "steps", "batch", "accumulate", "ema", "bf16", "held_out", "every")
-        more = ("muon", "max_new_tokens", "max_length", "temperature", "seed")
-        plan = {
-            "recipe": self.recipe.name,
-            "head": None if options.head is None else str(options.head),
-            "rate": self.rate,
-            **{name: value for name, value in asdict(options).items() if name in (*names, *more)},
-            "set": list(options.knobs),
-            "data": digest(options.data),
-        }
-        ours = fingerprint(self.teacher.reader)
-        if file.exists():
-            there = read_json(file)
-            theirs = there["fingerprint"]
-            if ours is not None and theirs is not None and not is_same_target(ours, theirs):
-                raise ValueError(
-                    f"{self.out} was begun with another target ({there['target']}), and "
-                    f"{options.target} is another; give that one, or another --out"
-                )
-            other = [name for name in plan if there["plan"].get(name) != plan[name]]
-            if other:
-                was, now = there["plan"].get(other[0]), plan[other[0]]
-                raise ValueError(
-                    f"{self.out} was begun with {other[0]}={was}, not {now}; give the same to "
-                    "resume, or another --out"
-                )
-            return
-        head = self._head(torch.ones(self.teacher.reader.vocabulary, dtype=torch.int64))
-        assert self.recipe.training is not None
-        self.recipe.training.stages(head, options.steps, self.rate, options.muon)  # refused now
-        self.out.mkdir(parents=True, exist_ok=True)
-        content = {
-            "target": options.target,
-            "fingerprint": ours,
-            "plan": plan,
-            "history": [],
-        }
-        checkpoints.write_text(file, json.dumps(content, indent=1))
+        options, reader = self.options, self.teacher.reader
+        if not self.folder.is_begun:
+            head = self._head(torch.ones(reader.vocabulary, dtype=torch.int64))
+            assert self.recipe.training is not None
+            self.recipe.training.stages(head, options.steps, self.rate, options.muon)  # refused now
+        given = (options, self.recipe.name, self.rate, digest(options.data))
+        self.folder.begin(*given, fingerprint(reader))
 
     def _trainer(self, counts: torch.Tensor) -> HeadTrainer:
         """The trainer of a new head, or of the checkpoint."""
@@ -291,8 +242,8 @@ class _Training:
         more = (options.seed, options.ema, options.bf16, options.muon)
         settings = TrainingSettings(options.steps, self.rate, *more)
         trainer = HeadTrainer(training, reader, self._head(counts), settings, self.processes)
-        if (self.out / STATE).exists():
-            state, content = checkpoints.read(self.out / STATE)
+        if self.folder.checkpoint.exists():
+            state, content = checkpoints.read(self.folder.checkpoint)
             trainer.restore(state, content["taken"])
             self.history = content["history"]
         return trainer
@@ -328,7 +279,7 @@ class _Training:
                 total = 0.0
                 content = {"taken": trainer.num_steps_done, "history": self.history}
                 if self.processes.is_first:
-                    checkpoints.write(self.out / STATE, trainer.state(), content)
+                    checkpoints.write(self.folder.checkpoint, trainer.state(), content)
                 self.processes.wait()
         except KeyboardInterrupt as stopped:
             raise KeyboardInterrupt(
@@ -343,28 +294,10 @@ class _Training:
         data = (self.teacher, self.judged, options.batch, options.max_new_tokens)
         return measure_acceptance(self.model, self.recipe, trainer.trained_head(), *data)
 
-    def _save(self, head: Any) -> None:
-        """Write the head in the target's dtype, all or nothing."""
-        for unfinished in self.out.glob(".mmspec-*"):
-            rmtree(unfinished)
-        try:
-            with TemporaryDirectory(prefix=".mmspec-", dir=self.out) as scratch:
-                head.to(self.teacher.reader.model.dtype).save_pretrained(scratch)
-                for file in sorted(Path(scratch).iterdir()):
-                    file.replace(self.out / file.name)
-        except (OSError, SafetensorError) as error:
-            raise OSError(
-                f"the head cannot be written to {self.out} ({error}); free some space on its disk "
-                "and repeat the command: its checkpoint holds the trained weights"
-            ) from error
-        content = read_json(self.out / PLAN)
-        text = json.dumps({**content, "history": self.history}, indent=1)
-        checkpoints.write_text(self.out / PLAN, text)
-
     def _report(self, trained_on: list[Any], left_out: list[str]) -> None:
         first, last = self.history[0], self.history[-1]
         found = {
-            "out": str(self.out),
+            "out": str(self.options.out),
             "recipe": self.recipe.name,
             "steps": last["step"],
             "questions": len(trained_on),

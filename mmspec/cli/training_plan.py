@@ -18,8 +18,6 @@ from mmspec.training.conversations import Question
 from mmspec.training.feature_size import cache_bytes, required_features
 from mmspec.training.processes import Processes
 
-PLAN = "training.json"
-PLAYED = "played"  # a folder of data that the target made
 PROBED = 32  # questions that are tokenised to measure prompt lengths
 
 
@@ -80,15 +78,6 @@ def check_share(options: TrainOptions, processes: Processes) -> None:
             f"--accumulate {options.accumulate} batches a step cannot be shared evenly by "
             f"{processes.count} processes; give a multiple of {processes.count}"
         )
-
-
-def check_out(out: Path) -> None:
-    """Refuse a folder that holds anything but a training. Raises ValueError."""
-    if out.exists() and not out.is_dir():
-        raise ValueError(f"{out} is a file; give --out a folder")
-    others = [one for one in out.iterdir() if one.name != PLAYED] if out.exists() else []
-    if others and not (out / PLAN).is_file():
-        raise ValueError(f"{out} holds something else than a training; give --out a new folder")
 
 
 def estimate_cost(
