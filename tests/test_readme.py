@@ -18,10 +18,10 @@ import transformers
 from typer.testing import CliRunner
 
 import mmspec
-from mmspec import recipes, registry, zoo
+from mmspec import formats, recipes, registry, zoo
 from mmspec.cli.app import app
 from mmspec.cli.app import commands as app_commands
-from mmspec.cli.options import RecipeGroup
+from mmspec.cli.options import DefaultGroup
 from mmspec.modalities.speech import sound
 from mmspec.modalities.speech.frames import tiny_models as frames
 from mmspec.modalities.vlm.formatting import CLIP, SCENE
@@ -122,9 +122,11 @@ def test_every_command_that_is_shown_exists(page: str, command: str) -> None:
     found = app_commands()
     while words and words[0] in getattr(found, "commands", {}):
         found = found.commands[words.pop(0)]
-    if isinstance(found, RecipeGroup) and words:
-        assert words[0] == "RECIPE" or words[0] in recipes.names(), command
-        found = found.commands["recipe"]
+    if isinstance(found, DefaultGroup) and words:
+        known = {"recipe": ("RECIPE", *recipes.names()), "head": ("FORMAT", *formats.names())}
+        first = next(iter(found.commands))
+        assert words[0] in known[first], command
+        found = found.commands[first]
     assert not hasattr(found, "commands") or not words or words[0].startswith("-"), command
     known = {name: one for one in found.params for name in (*one.opts, *one.secondary_opts)}
     for name, value in zip(words, [*words[1:], ""], strict=False):

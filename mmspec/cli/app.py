@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mmspec import __version__
-from mmspec.cli import recipes, train_commands, zoo
+from mmspec.cli import export, recipes, train_commands, zoo
 from mmspec.cli.options import (
     IMAGE_MODEL,
     PARTS,
@@ -259,24 +259,11 @@ def convert(
     run_function("mmspec.cli.formats:convert", layout, files or [], out, knobs, json)
 
 
-@app.command("export")
-def export(
-    layout: Annotated[str, typer.Argument(metavar="FORMAT", help="One of `mmspec convert`.")],
-    head: Annotated[Path, typer.Argument(help="The folder of a head.")],
-    out: Annotated[Path, typer.Option(help="A new folder, of config.json and safetensors.")],
-    target: Annotated[
-        str | None, typer.Option(help="Hub name of its target, if the format names it.")
-    ] = None,
-    json: Json = False,
-) -> None:
-    """Write a head in a published layout, for engines that read it."""
-    run_function("mmspec.cli.formats:export", layout, head, out, target, json)
-
-
 app.command("recipes")(recipes.recipes)
 app.command("show")(recipes.show)
 app.add_typer(measure, name="bench")
 app.add_typer(train_commands.app, name="train")
+app.add_typer(export.app, name="export")
 app.add_typer(zoo.app, name="zoo")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from mmspec import formats
+from mmspec import formats, zoo
 from mmspec.cli.options import parse_pairs
 from mmspec.cli.output import (
     console,
@@ -16,9 +16,12 @@ from mmspec.cli.output import (
     silence_libraries,
 )
 from mmspec.draft_models import find_kinds
+from mmspec.formats import targets
 from mmspec.modalities.common.doctor_tokens import find_head_kind
 from mmspec.models.folder import check_folder_exists
 from mmspec.models.loading import model_type
+from mmspec.models.own_heads import find_folder
+from mmspec.registry import ZOO
 
 
 def convert(
@@ -59,6 +62,30 @@ def export(layout: str, head: Path, out: Path, target: str | None, json: bool) -
     sizes = sum(one.numel() for one in made.tensors.values() if one.is_floating_point())
     found = {"out": str(out), "format": layout, "weights": len(made.tensors), "parameters": sizes}
     _report(layout, found, json)
+
+
+def export_target(source: str, out: Path, layout: str, json: bool) -> None:
+    """Write a target under the weight names of an engine."""
+    formats.get(layout)
+    folder = _find_target(source)
+    _check_new(out)
+    renamed = targets.export_target(layout, folder, out)
+    changed = sum(old != new for old, new in renamed.items())
+    found = {"out": str(out), "format": layout, "weights": len(renamed), "renamed": changed}
+    _report(layout, found, json)
+
+
+def _find_target(source: str) -> Path:
+    """The folder of a target. Raises ValueError for hub names without a local copy."""
+    if source.startswith(ZOO):
+        return zoo.path(source.removeprefix(ZOO))
+    check_folder_exists(source)
+    folder = Path(source) if Path(source).is_dir() else find_folder(source)
+    if folder is None:
+        raise ValueError(
+            f"there is no local copy of {source}; download it (`hf download {source}`)"
+        )
+    return folder
 
 
 def _report(title: str, found: dict[str, Any], json: bool) -> None:

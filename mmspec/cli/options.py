@@ -269,12 +269,12 @@ def parse_pairs(pairs: list[str] | tuple[()]) -> dict[str, Any]:
     return found
 
 
-class RecipeGroup(TyperGroup):
-    """A group whose unknown commands are recipes, for its command `recipe`."""
+class DefaultGroup(TyperGroup):
+    """A group whose unknown commands are arguments of its first command."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         known = (*self.commands, *ctx.help_option_names)
-        found = args if not args or args[0] in known else ["recipe", *args]
+        found = args if not args or args[0] in known else [next(iter(self.commands)), *args]
         parsed: list[str] = super().parse_args(ctx, found)
         return parsed
 

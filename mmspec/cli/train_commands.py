@@ -11,7 +11,7 @@ import typer
 from mmspec.cli.options import (
     IMAGE_MODEL,
     PARTS,
-    RecipeGroup,
+    DefaultGroup,
     Seed,
     Threads,
     model_command,
@@ -25,7 +25,7 @@ VisualSlots = StrEnum("VisualSlots", ["placeholder", "fused", "hidden"])
 app = typer.Typer(
     help="Train on the outputs of a model: `mmspec train RECIPE` trains its head.",
     no_args_is_help=True,
-    cls=RecipeGroup,
+    cls=DefaultGroup,
 )
 
 

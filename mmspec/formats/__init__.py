@@ -20,7 +20,7 @@ from safetensors.torch import save_file
 from mmspec._renamed import rename_attributes
 from mmspec.errors import unknown_message
 
-HELPERS = ("published", "head_files")  # modules that are not formats
+HELPERS = ("published", "head_files", "targets")  # modules that are not formats
 
 
 @dataclass(frozen=True)
@@ -32,6 +32,7 @@ class Format:
     model; it raises ValueError for missing or unknown weight names, and for options that do not fit
     the weights. `export` takes a model and the name of its target and returns a
     `head_files.PublishedHead`; it raises ValueError for settings that the format cannot express.
+    `targets` maps the architectures of targets to changes of weight names, see `targets`.
     """
 
     about: str
@@ -39,6 +40,7 @@ class Format:
     convert: Callable[[Sequence[Path], Mapping[str, Any]], Any]
     options: Mapping[str, str] = field(default_factory=dict)
     export: Callable[[Any, str | None], Any] | None = None
+    targets: Mapping[str, Sequence[tuple[str, str]]] = field(default_factory=dict)
 
 
 def names() -> list[str]:

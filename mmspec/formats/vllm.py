@@ -1,8 +1,13 @@
-"""EAGLE-3 heads of vLLM: layer id l means the input of layer l."""
+"""EAGLE-3 heads of vLLM: layer id l means the input of layer l; and their targets.
+
+vLLM 0.32 reads the vision towers of LLaVA under the names before transformers 5. Each of `TARGETS`
+was loaded there.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +34,31 @@ def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
 
 
 def export(head: Any, target: str | None) -> PublishedHead:
-    """Export a head with vLLM's layer ids."""
-    check_head(head, Eagle3Head, "vllm", {"positions": "keep"})
-    return to_published(head, VLLM, head.config.tapped_layers)
+    """Export a head with vLLM's layer ids.
+
+    Raises ValueError for layers out of order: vLLM sorts them, and drops repeated ones.
+    """
+    check_head(head, Eagle3Head, "vllm", {})
+    if head.config.positions != "mrope":  # vLLM's, where rope_parameters have an mrope_section
+        check_head(head, Eagle3Head, "vllm", {"positions": "keep"})
+    layers = head.config.tapped_layers
+    if layers is not None and list(layers) != sorted(set(layers)):
+        raise ValueError(
+            f"this head reads the layers {list(layers)}, but vLLM reads them in ascending order "
+            "and once each; train a head with such tapped_layers"
+        )
+    return to_published(head, VLLM, layers)
 
 
-FORMAT = head_format("EAGLE-3 of vLLM: lists the layers whose inputs are fused.", convert, export)
+_NESTED_TOWER = ((r"(?:model\.)?vision_tower\.(?:vision_model\.)?", "vision_tower.vision_model."),)
+TARGETS: dict[str, tuple[tuple[str, str], ...]] = {
+    **dict.fromkeys(("llama", "mistral", "qwen2", "qwen3"), ()),
+    **dict.fromkeys(("qwen2_vl", "qwen2_5_vl", "qwen3_vl"), ()),
+    "llava with clip_vision_model": _NESTED_TOWER,
+    "llava with siglip_vision_model": _NESTED_TOWER,
+    "llava_next with clip_vision_model": _NESTED_TOWER,
+}
+FORMAT = replace(
+    head_format("EAGLE-3 of vLLM: lists the layers whose inputs are fused.", convert, export),
+    targets=TARGETS,
+)

@@ -267,6 +267,13 @@ def test_sizes_are_those_of_the_weights(tmp_path: Path) -> None:
     assert all(torch.equal(one, ours[name]) for name, one in found.state_dict().items())
 
 
+@pytest.mark.parametrize("layers", [[3, 1, 5], [1, 1, 5]])
+def test_layers_that_vllm_would_sort_are_refused(layers: list[int], tmp_path: Path) -> None:
+    """vLLM captures `sorted(set(layers))`."""
+    with pytest.raises(ValueError, match=r"reads the layers \[.*ascending order and once each"):
+        formats.export("vllm", make_head(tapped_layers=layers), tmp_path / "out")
+
+
 def test_a_target_as_wide_as_the_head_lends_its_embeddings(tmp_path: Path) -> None:
     """Whatever table the file holds."""
     formats.export("eagle-3", make_head(), tmp_path)

@@ -31,6 +31,7 @@ SIZES: dict[str, Any] = {
 }
 SAID = [0, 3, 4, 7, 8, 20, 21, 22, 30, 40, 41, 47]  # tokens that a cut head speaks
 ROPE = {"rope_type": "default", "rope_theta": 5e5}
+AXES = {**ROPE, "mrope_section": [2, 1, 1]}
 HUB = "someone/a-model"
 
 PUBLISHED = {  # of EAGLE-3: names, shapes
@@ -130,10 +131,8 @@ CASES: dict[str, tuple[str, Callable[[], Any]]] = {
     "vllm": ("vllm", lambda: _eagle3(tapped_layers=[1, 3, 5])),
     "sglang": ("sglang", lambda: _eagle3(tapped_layers=[1, 3, 5])),
     "angelslim": ("angelslim", lambda: _eagle3(tapped_layers=[2, 3, 5])),
-    "m-rope": (
-        "sglang",
-        lambda: _eagle3(positions="mrope", rope_parameters={**ROPE, "mrope_section": [2, 1, 1]}),
-    ),
+    "m-rope": ("sglang", lambda: _eagle3(positions="mrope", rope_parameters=AXES)),
+    "m-rope of vllm": ("vllm", lambda: _eagle3(positions="mrope", rope_parameters=AXES)),
     "speculators": ("speculators", lambda: _eagle3(tapped_layers=[1, 3, 5])),
     "dream": ("dream", _dream),
 }
