@@ -24,10 +24,10 @@ from mmspec.draft import (
     Verdict,
     Verifier,
 )
-from mmspec.targets.stop import Stop
 
 if TYPE_CHECKING:
     from mmspec.distributions.noise import KeyedNoise
+    from mmspec.targets.stop import RowStops, Stop
 
 log = logging.getLogger("mmspec")
 T = TypeVar("T")
@@ -78,7 +78,7 @@ class Parts:
     target: Target
     drafter: Drafter
     verifier: Verifier
-    stop: Stop
+    stop: Stop | RowStops
     gate: Gate | None = None
 
 
@@ -89,16 +89,31 @@ def decode(parts: Parts, request: RequestLike) -> Iterator[Round]:
     (none where the gate skipped it). If the drafter fails, plain decoding finishes the request,
     after one warning.
     """
-    target, verifier, stop, gate = parts.target, parts.verifier, parts.stop, parts.gate
-    clock = Clock(request.noise.rows.device)
-    clock.to("prefill")
-    context: ContextLike = target.prefill(request)
-    clock.to("draft")
-    guarded = GuardedDrafter(parts.drafter)
-    guarded.begin(context)
-    index = 0
-    while not all(context.finished):
-        context = context.at_round(index)
+    running = Running(parts, request)
+    while not all(running.context.finished):
+        yield running.step()
+        running.clock.resume()
+
+
+class Running:
+    """A request in the loop: the prompt is read at construction, every `step` is a round."""
+
+    def __init__(self, parts: Parts, request: RequestLike) -> None:
+        self.parts = parts
+        self.clock = Clock(request.noise.rows.device)
+        self.clock.to("prefill")
+        self.context: ContextLike = parts.target.prefill(request)
+        self.clock.to("draft")
+        self.drafter = GuardedDrafter(parts.drafter)
+        self.drafter.begin(self.context)
+        self.index = 0  # of the next round
+        self.scores: Scores | None = None  # of the last round
+
+    def step(self) -> Round:
+        """Run one round; call `clock.resume()` before the next one."""
+        parts, clock, guarded = self.parts, self.clock, self.drafter
+        target, gate = parts.target, parts.gate
+        context = self.context.at_round(self.index)
         scores = context.scores
         clock.to("draft")
         draft = guarded.propose(context) if scores is None else context.empty_draft()
@@ -109,18 +124,17 @@ def decode(parts: Parts, request: RequestLike) -> Iterator[Round]:
             scores = target.score(context, draft)
         if verdict is None:
             assert scores is not None
-            verdict = verifier.bind_context(context).verify(draft, scores, context.noise)
-        round_ = make_round(index, context, draft, scores, verdict, stop)
+            verdict = parts.verifier.bind_context(context).verify(draft, scores, context.noise)
+        round_ = make_round(self.index, context, draft, scores, verdict, parts.stop)
         calls = scores.calls if called and scores is not None else 0
         round_ = replace(round_, calls=calls, seconds=clock.read())
         clock.to("host")
-        context = target.keep(context, draft, round_)
+        self.context = context = target.keep(context, draft, round_)
         if called and scores is not None:
             clock.to("draft")
             guarded.observe(context, draft, scores, round_)
-        yield replace(round_, seconds=clock.read(), fallback=guarded.pop_failure())
-        clock.resume()
-        index += 1
+        self.index, self.scores = self.index + 1, scores
+        return replace(round_, seconds=clock.read(), fallback=guarded.pop_failure())
 
 
 def make_round(
@@ -129,7 +143,7 @@ def make_round(
     draft: Draft,
     scores: Scores | None,
     verdict: Verdict,
-    stop: Stop,
+    stop: Stop | RowStops,
 ) -> Round:
     """Copy the verdict to the host in one transfer and apply the stop conditions."""
     drafted, path, read, tokens, takes, finished, excess = [], [], [], [], [], [], []
@@ -139,7 +153,8 @@ def make_round(
         else:
             if line.broken:
                 assert scores is not None
-                _raise_broken_logits(index, row, context, scores)
+                stop.handle_broken(row, _describe_broken(index, row, context, scores))
+                line = _FINISHED_ROW
             kept, done = stop.cut(row, context.num_generated(row), line.tokens, context.prefix)
         drafted.append(line.drafted)
         path.append(line.nodes[:kept])
@@ -254,9 +269,9 @@ def _find_invalid_rows(
     return broken
 
 
-def _raise_broken_logits(index: int, row: int, context: ContextLike, scores: Scores) -> None:
+def _describe_broken(index: int, row: int, context: ContextLike, scores: Scores) -> BrokenLogits:
     tokens = context.generated_tokens()
-    raise BrokenLogits(
+    return BrokenLogits(
         f"the target's {scores.distribution.invalid_reason} in round {index} (row {row}, after "
         f"{len(tokens[row])} new tokens, which are on this exception as .tokens); run the model "
         "in a wider dtype or check its inputs",
