@@ -74,10 +74,15 @@ class Keys:
 
 @dataclass(frozen=True)
 class KeyedNoise:
-    """The noise of one `generate` call; each round has its own lanes (`at_round`)."""
+    """The noise of one `generate` call; each round has its own lanes (`at_round`).
+
+    Rows that join a running batch count their rounds from `starts`, so that their noise is that of
+    the same request alone.
+    """
 
     rows: Tensor  # (B,) int64, seed and row id hashed together
     round: int = 0
+    starts: Tensor | None = None  # (B,) int64 round of the batch that is each row's round 0
 
     @classmethod
     def from_seed(
@@ -94,6 +99,22 @@ class KeyedNoise:
     def at_round(self, index: int) -> KeyedNoise:
         return replace(self, round=index)
 
+    def join(self, other: KeyedNoise, shift: int) -> KeyedNoise:
+        """The noise of these rows and those of `other`, whose round 0 is round `shift` here."""
+        starts = torch.zeros_like(self.rows) if self.starts is None else self.starts
+        theirs = torch.zeros_like(other.rows) if other.starts is None else other.starts
+        return KeyedNoise(
+            torch.cat((self.rows, other.rows)), self.round, torch.cat((starts, theirs + shift))
+        )
+
+    def select(self, rows: Tensor) -> KeyedNoise:  # (n,)
+        """The noise of some rows."""
+        return replace(
+            self,
+            rows=self.rows[rows],
+            starts=None if self.starts is None else self.starts[rows],
+        )
+
     def shared_keys(self, position: Tensor) -> Keys:  # (B, M)
         return Keys(_hash(self.rows[:, None] ^ (position * _GOLDEN)))
 
@@ -104,8 +125,8 @@ class KeyedNoise:
         return self._own(lane).uniform(*probability.shape[1:]) < probability
 
     def prepare_flips(self, lanes: Tensor) -> Flips:
-        salts = _hash(lanes + _fold(self.round ^ _ROUNDS))
-        uniform = Keys(_hash(salts[..., None] ^ self.rows)).uniform()  # (*lanes, B)
+        salts = _hash(lanes[..., None] + self._round_key())
+        uniform = Keys(_hash(salts ^ self.rows)).uniform()  # (*lanes, B)
         return lambda place, probability: uniform[place] < probability
 
     def pick(self, weights: Tensor, lane: int) -> Tensor:
@@ -115,8 +136,14 @@ class KeyedNoise:
         """One key per row."""
         return Keys(_hash(self.rows ^ self._salt(lane)))
 
-    def _salt(self, lane: int) -> int:
-        return _fold(_fold(self.round ^ _ROUNDS) + lane)
+    def _salt(self, lane: int) -> int | Tensor:  # a number, or (B,)
+        key = self._round_key() + lane
+        return _fold(key) if isinstance(key, int) else _hash(key)
+
+    def _round_key(self) -> int | Tensor:  # a number, or (B,) where rows count from other rounds
+        if self.starts is None:
+            return _fold(self.round ^ _ROUNDS)
+        return _hash((self.round - self.starts) ^ _ROUNDS)
 
 
 def _hash(key: Tensor) -> Tensor:

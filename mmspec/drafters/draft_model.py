@@ -22,7 +22,7 @@ from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.sampling import Prefix
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.trees.draws import draw
-from mmspec.targets.memory import TokenBlock
+from mmspec.targets.memory import TokenBlock, build_block
 from mmspec.targets.tokens.context import Context
 from mmspec.trees import additive_mask
 
@@ -248,3 +248,17 @@ def committed_prefix(context: Context) -> Prefix | None:
     if not context.sampling.needs_prefix:
         return None
     return lambda row, _: context.prefix(row)
+
+
+def waiting_block(
+    context: Context, read: Sequence[int], like: Tensor
+) -> tuple[TokenBlock, list[int]]:
+    """The committed tokens after the first `read[b]` of each row, and their number.
+
+    A finished row repeats its last token.
+    """
+    counts = [len(row) - done for row, done in zip(context.history, read, strict=True)]
+    waiting = [
+        row[len(row) - max(count, 1) :] for row, count in zip(context.history, counts, strict=True)
+    ]
+    return build_block(waiting, None, like), counts

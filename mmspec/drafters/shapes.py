@@ -25,7 +25,7 @@ from mmspec.drafters.draft_model import (
     step_indices,
 )
 from mmspec.drafters.lengths.goodput import parse
-from mmspec.drafters.lengths.length import Fixed, Length, max_useful_length
+from mmspec.drafters.lengths.length import Fixed, Length, max_useful_length, useful_lengths
 from mmspec.drafters.trees.draws import draw
 from mmspec.recipe import LINEAR, TREE
 from mmspec.targets.tokens.context import Context
@@ -101,8 +101,11 @@ class Chain(Shape):
         tokens: list[Tensor] = []
         distributions: list[Categorical] = []
         alive: list[Tensor] = []
+        ends = useful_lengths(context, budget)
         for step in range(budget):
             draft_mask = self.length.draft_mask(shape_state, distribution)
+            if ends is not None:
+                draft_mask = ends > step if draft_mask is None else draft_mask & (ends > step)
             if draft_mask is not None:
                 alive.append(draft_mask & alive[-1] if alive else draft_mask)
                 if not bool(alive[-1].any()):

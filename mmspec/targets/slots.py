@@ -49,7 +49,7 @@ class SlotPool:
         if self.buffer is None and size > MAX_POOL_BYTES:
             return False
         if self.buffer is None:
-            self._set(keys.new_zeros(2 * self.num_layers, batch, heads, capacity, width))
+            self.use(keys.new_zeros(2 * self.num_layers, batch, heads, capacity, width))
         assert self.buffer is not None
         fits = self.buffer.shape[1:3] == (batch, heads) and self.buffer.shape[4] == width
         return fits and self.buffer.dtype == keys.dtype and self.buffer.device == keys.device
@@ -60,7 +60,7 @@ class SlotPool:
         old, shape = self.buffer, self.buffer.shape
         new = old.new_zeros(*shape[:3], capacity, shape[4])
         new[:, :, :, : shape[3]] = old
-        self._set(new)
+        self.use(new)
 
     def slice(self, start: int, length: int, view: int) -> None:
         """Slice the slots [start, start + length) to write and [0, view) to read."""
@@ -70,7 +70,8 @@ class SlotPool:
             self.written = self.buffer.narrow(3, start, length).unbind(0)
             self.read = self.buffer.narrow(3, 0, view).unbind(0)
 
-    def _set(self, buffer: Tensor) -> None:
+    def use(self, buffer: Tensor) -> None:
+        """Use these slots."""
         self.buffer, self.parts, self.key = buffer, buffer.unbind(0), ()
 
 

@@ -148,6 +148,10 @@ class Stop:
             finished = time.time() - self.started > self.max_time
         return kept, finished
 
+    def handle_broken(self, row: int, error: ValueError) -> None:
+        """Called for a row whose logits cannot be used: raises the error."""
+        raise error
+
     def _first_hit(
         self, row: int, tokens: Sequence[int], prefix: Callable[[int], Tensor] | None
     ) -> int | None:
@@ -172,6 +176,54 @@ class Stop:
     def _watches(self) -> tuple[StateWatch, ...]:
         """Watches of the user's own criteria."""
         return tuple(map(StateWatch, filter(is_of_user, self.criteria)))
+
+
+class RowStops:
+    """The stop conditions of requests that run as one batch, one `Stop` of a single row each.
+
+    A row whose conditions raise, or whose logits are broken, ends; `errors` says why.
+    """
+
+    def __init__(self, stops: Sequence[Stop]) -> None:
+        self.stops = list(stops)
+        self.errors: list[Exception | None] = [None] * len(self.stops)
+
+    @property
+    def max_new_tokens(self) -> int:
+        """The largest limit of a row."""
+        return max(stop.max_new_tokens for stop in self.stops)
+
+    def cut(
+        self,
+        row: int,
+        emitted_before: int,
+        tokens: Sequence[Any],
+        prefix: Callable[[int], Tensor] | None = None,
+    ) -> tuple[int, bool]:
+        """As `Stop.cut`."""
+        if self.errors[row] is not None:
+            return 0, True
+        own = None if prefix is None else lambda _: prefix(row)
+        try:
+            return self.stops[row].cut(0, emitted_before, tokens, own)
+        except Exception as error:  # of a user's criterion: the other rows go on
+            self.errors[row] = error
+            return 0, True
+
+    def handle_broken(self, row: int, error: ValueError) -> None:
+        """Note the error, which ends the row."""
+        self.errors[row] = error
+
+    def join(self, other: RowStops) -> None:
+        """Append the rows of another batch."""
+        self.stops += other.stops
+        self.errors += other.errors
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        self.stops[row], self.errors[row] = self.stops[-1], self.errors[-1]
+        self.stops.pop()
+        self.errors.pop()
 
 
 def _holds(criterion: StoppingCriteria, ids: Tensor, row: int) -> bool:  # ids (1, L)

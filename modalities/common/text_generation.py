@@ -100,6 +100,14 @@ class TextGenerator:
         Sampling is on with `do_sample=True` or with a sampling setting (temperature, top_k, top_p,
         ...). With `seed`, every exact coupled recipe returns the tokens of plain decoding.
         """
+        planned = self.plan(args, arguments)
+        sequences, ending = planned.options.run(
+            planned.call, planned.ids, planned.config, loop, planned.streamer
+        )
+        return Output(sequences, loop.stats(), ending.scores, ending.logits, ending.cache)
+
+    def plan(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> PlannedRequest:
+        """The checked request of `generate`; nothing is decoded."""
         arguments = bind_arguments(args, arguments)
         inputs = {name: value for name, value in arguments.items() if name in self.inputs}
         own = {name: arguments.get(name) for name in OWN_ARGUMENTS}
@@ -141,8 +149,7 @@ class TextGenerator:
         settings = (own["seed"], own["row_ids"], own["drafter_inputs"])
         shared = self.make_shared(batch)
         call = self.bound.call(inputs, sampling, stop, *settings, shared, past)
-        sequences, ending = options.run(call, ids, config, loop, own["streamer"])
-        return Output(sequences, loop.stats(), ending.scores, ending.logits, ending.cache)
+        return PlannedRequest(call, ids, config, options, own["streamer"])
 
     def hook(
         self,
@@ -327,7 +334,7 @@ class _OutputOptions:
             call = replace(call, parts=replace(call.parts, target=recorder))
         tokens, _ = run_rounds(call, ids, loop, streamer)
         rows = pad_rows(tokens, first_id(config.pad_token_id, config.eos_token_id))
-        sequences = torch.cat((ids, torch.tensor(rows, dtype=ids.dtype, device=ids.device)), 1)
+        sequences = torch.cat((ids, ids.new_tensor(rows)), 1)
         if recorder is None:
             return sequences, RequestOutcome()
         ending = recorder.finish(rows, self.cache, self.returns_cache)
@@ -339,6 +346,34 @@ class _OutputOptions:
             scores=scores if self.scores else None,
             logits=ending.logits if self.logits else None,
         )
+
+
+@dataclass(frozen=True)
+class PlannedRequest:
+    """A checked request of `generate`."""
+
+    call: Call
+    ids: Tensor  # (B, L) the prompt; L = 0 for embeddings
+    config: GenerationConfig
+    options: _OutputOptions
+    streamer: Any = None
+
+    @property
+    def extra_outputs(self) -> list[str]:
+        """Outputs that need a run of this request alone."""
+        own = self.options
+        wanted = {
+            "past_key_values": own.returns_cache,
+            "output_scores": own.scores,
+            "output_logits": own.logits,
+            "streamer": self.streamer is not None,
+        }
+        return [name for name, is_wanted in wanted.items() if is_wanted]
+
+    def make_output(self, tokens: Sequence[Sequence[int]], stats: Stats) -> Output:
+        """The output of `generate` for the new tokens of each row."""
+        rows = pad_rows(tokens, first_id(self.config.pad_token_id, self.config.eos_token_id))
+        return Output(torch.cat((self.ids, self.ids.new_tensor(rows)), 1), stats)
 
 
 # arguments that transformers passes to a custom_generate callable and that are not needed here

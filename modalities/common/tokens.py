@@ -68,6 +68,12 @@ class BoundTokens:
     def model(self) -> Any:
         return self.backbone.model
 
+    @property
+    def models(self) -> tuple[Any, ...]:
+        """The models that its rounds run."""
+        small = () if self.draft_model is None else (self.draft_model.model,)
+        return (self.model, *small)
+
     def _draft_names(self) -> frozenset[str] | None:
         """Names that `drafter_inputs` may have; None = what the drafter itself takes."""
         if self.draft_model is None:
@@ -94,8 +100,7 @@ class BoundTokens:
         own = self.drafter.prepare_inputs(given, batch)
         request = Request(inputs, sampling, noise, stop.max_new_tokens, own, shared or {}, past)
         parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
-        small = () if self.draft_model is None else (self.draft_model.model,)
-        return Call(parts, request, self.recipe, models=(self.model, *small))
+        return Call(parts, request, self.recipe, models=self.models)
 
 
 class TokenSession(Session):

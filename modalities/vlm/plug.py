@@ -10,7 +10,7 @@ from mmspec import zoo
 from mmspec.modalities.common import own_generate, tokens
 from mmspec.modalities.common.call_arguments import bind_arguments
 from mmspec.modalities.common.families import make_reader
-from mmspec.modalities.common.text_generation import TextGenerator
+from mmspec.modalities.common.text_generation import PlannedRequest, TextGenerator
 from mmspec.modalities.vlm.accelerated import AcceleratedLanguageModel
 from mmspec.modality import Loop
 from mmspec.models.loading import load_causal
@@ -31,6 +31,10 @@ class LanguageSession(tokens.TokenSession):
         run = self.text.generate if call == "generate" else self.text.hook
         return run(args, arguments, loop)
 
+    def plan(self, arguments: Mapping[str, Any]) -> PlannedRequest:
+        """The checked request of one `generate` call, for `mmspec.Engine`."""
+        return self.text.plan((), arguments)
+
 
 class OwnGenerateSession(LanguageSession):
     """A model with its own `generate()`, whose generating submodule is bound to a recipe."""
@@ -44,6 +48,13 @@ class OwnGenerateSession(LanguageSession):
             return super().run(call, args, arguments, loop)
         given = bind_arguments(args, arguments, self.model.main_input_name)
         return own_generate.generate(self.model, self.text, given, loop)
+
+    def plan(self, arguments: Mapping[str, Any]) -> PlannedRequest:
+        """Refused: the model's own code prepares each request. Raises ValueError."""
+        raise ValueError(
+            f"{type(self.model).__name__} prepares requests in its own generate(), so they cannot "
+            "run as one batch; call fast.generate() for each"
+        )
 
 
 def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> LanguageSession:

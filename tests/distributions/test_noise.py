@@ -267,3 +267,26 @@ def test_a_seed_may_be_a_number_of_numpy() -> None:
     for kind in kinds:
         found = KeyedNoise.from_seed(kind(3), 2, here, [kind(5), kind(1 << 40)])
         assert torch.equal(found.rows, expected.rows)
+
+
+def test_rows_that_join_a_batch_keep_the_noise_they_have_alone() -> None:
+    """Row b, in round r of the batch, has the noise of its own round r - starts[b]."""
+    first, second, third = (KeyedNoise.from_seed(seed, 1, CPU) for seed in range(3))
+    batch = first.join(second, 3).join(third, 5).select(torch.tensor([2, 1]))
+    probability, weights = torch.full((2, 50), 0.5), torch.rand(2, 9)
+    lanes = torch.arange(6).view(2, 3)
+    for step in (6, 9):
+        now = batch.at_round(step)
+        flips = now.prepare_flips(lanes)(1, torch.full((3, 2), 0.5))
+        for row, (alone, start) in enumerate(((third, 5), (second, 3))):
+            own = alone.at_round(step - start)
+            one = slice(row, row + 1)
+            assert_close(now.flip(probability, 7)[one], own.flip(probability[one], 7))
+            assert now.pick(weights, Lane.RESIDUAL)[row] == own.pick(weights[one], Lane.RESIDUAL)[0]
+            index = torch.arange(4)
+            assert_close(
+                now.fresh_keys(Lane.DRAFT, index).uniform()[one],
+                own.fresh_keys(Lane.DRAFT, index).uniform(),
+            )
+            alone_flips = own.prepare_flips(lanes)(1, torch.full((3, 1), 0.5))
+            assert_close(flips[:, one], alone_flips)

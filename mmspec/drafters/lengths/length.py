@@ -50,12 +50,20 @@ class Length:
 
 def max_useful_length(context: Context) -> int:
     """The longest draft that can still be accepted: every round adds one token of the target."""
-    left = [
-        context.request.max_new_tokens - context.num_generated(row)
-        for row, finished in enumerate(context.finished)
-        if not finished
-    ]
+    left = [context.num_left(row) for row, finished in enumerate(context.finished) if not finished]
     return max(max(left, default=0) - 1, 0)
+
+
+def useful_lengths(context: Context, budget: int) -> Tensor | None:  # (B,)
+    """The longest draft of each row that can still be accepted, in a batch of several requests.
+
+    None where no row needs less than `budget`. A row then drafts as much as alone, so that rules
+    that use fresh noise give it the same tokens.
+    """
+    if context.request.row_limits is None:
+        return None
+    left = [max(context.num_left(row) - 1, 0) for row in range(context.batch)]
+    return None if min(left) >= budget else torch.tensor(left, device=context.device)
 
 
 @dataclass(frozen=True)

@@ -15,6 +15,7 @@ from mmspec.drafters.lengths.length import Length
 from mmspec.drafters.lookup.text_index import Index, NGramIndex, copy_tokens
 from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Kit
+from mmspec.targets.rows import swap_out
 from mmspec.targets.tokens.context import Context
 
 
@@ -63,7 +64,15 @@ class LookupState:
     """The state of a request."""
 
     length: Any
-    rows: Sequence[Index]
+    rows: list[Index]
+
+    def join(self, other: LookupState) -> None:
+        """Append the rows of another request; the draft length stays that of the batch."""
+        self.rows += other.rows
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        swap_out(self.rows, row)
 
 
 class PromptLookup(CopyDrafter):

@@ -19,6 +19,7 @@ from mmspec.drafters.draft_model import (
     DraftUpdate,
     committed_prefix,
     draft_distribution,
+    waiting_block,
 )
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.draft_inputs import (
@@ -28,7 +29,7 @@ from mmspec.drafters.neural.draft_inputs import (
     TextInputs,
     compressed_pixels,
 )
-from mmspec.drafters.neural.small_model import SMALL_MODEL, build_autoregressive, waiting_block
+from mmspec.drafters.neural.small_model import SMALL_MODEL, build_autoregressive
 from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, Weighting
 from mmspec.drafters.shapes import Chain
 from mmspec.errors import format_value

@@ -17,6 +17,7 @@ from mmspec.drafters.draft_model import (
     DraftUpdate,
     committed_prefix,
     draft_distribution,
+    waiting_block,
 )
 from mmspec.drafters.neural.head_prompt import TargetPrompt, head_prompt
 from mmspec.drafters.neural.hydra import HYDRA_HEADS
@@ -25,7 +26,6 @@ from mmspec.drafters.neural.small_model import (
     SMALL_MODEL,
     build_head_drafter,
     small_model,
-    waiting_block,
 )
 from mmspec.drafters.neural.target_heads import (
     HeadKind,
@@ -46,6 +46,7 @@ from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.readers.backbone import MAX_RESERVED_SLOTS
 from mmspec.targets.readers.hooks import LayerStatesHook, layer_states
 from mmspec.targets.readers.reader import Reader
+from mmspec.targets.rows import CannotJoin, drop_row, join_slotted, kept_rows, swap_out
 from mmspec.targets.tokens.context import Context
 
 MAX_KNOWN_STATES = 64  # last target states kept as substitutes for tokens without a state
@@ -196,6 +197,30 @@ class _HeadState:
     states_per_step: list[Tensor] = field(
         default_factory=list
     )  # (R, n, D) each: predicted in this round
+
+    def join(self, other: _HeadState) -> None:
+        """Append the rows of another request."""
+        if len(self.fresh) != len(self.read) or len(other.fresh) != len(other.read):
+            raise CannotJoin("guidance doubles the rows of this head")
+        if (self.global_vector is None) != (other.global_vector is None):
+            raise CannotJoin("one of these requests has an image vector, the other has none")
+        self.memory = join_slotted(self.memory, other.memory)
+        if self.global_vector is not None and other.global_vector is not None:
+            self.global_vector = torch.cat((self.global_vector, other.global_vector))
+        self.fresh += other.fresh
+        self.known += other.known
+        self.read += other.read
+        self.states_per_step = []
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        if self.global_vector is not None:
+            self.global_vector = self.global_vector[kept_rows(len(self.read), row)]
+        drop_row(self.memory, row)
+        swap_out(self.fresh, row)
+        swap_out(self.known, row)
+        swap_out(self.read, row)
+        self.states_per_step = []
 
 
 def _read_target_prompt(context: Context, tap: str, attention: frozenset[str]) -> TargetPrompt:

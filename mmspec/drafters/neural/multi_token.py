@@ -22,6 +22,7 @@ from mmspec.models.heads.medusa import MedusaHeads
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.models.heads.token_heads import TokenHeads
 from mmspec.recipe import STATES, Kit
+from mmspec.targets.rows import CannotJoin, kept_rows, swap_out
 from mmspec.targets.tokens.context import Context
 
 SEES = STATES
@@ -101,6 +102,18 @@ class _LastStates:
     states: Tensor  # (R, D)
     read: list[int]  # tokens per row up to that of the state
     logits: Tensor | None = None  # (B, H, V) of this round
+
+    def join(self, other: _LastStates) -> None:
+        """Append the rows of another request."""
+        if len(self.states) != len(self.read) or len(other.states) != len(other.read):
+            raise CannotJoin("guidance doubles the rows of these heads")
+        self.states = torch.cat((self.states, other.states))
+        self.read, self.logits = [*self.read, *other.read], None
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        self.states = self.states[kept_rows(len(self.read), row)]
+        swap_out(self.read, row)
 
 
 def multi_token_heads(kit: Kit) -> Drafter:

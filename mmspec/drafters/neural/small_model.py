@@ -24,6 +24,7 @@ from mmspec.drafters.draft_model import (
     committed_prefix,
     draft_distribution,
     empty_growth,
+    waiting_block,
 )
 from mmspec.drafters.neural.draft_inputs import DRAFT_INPUTS, DraftInputs, build_draft_inputs
 from mmspec.drafters.shapes import Chain, Shape
@@ -34,6 +35,7 @@ from mmspec.targets.memory import Memory, RowMemories, TokenBlock, build_block
 from mmspec.targets.readers.backbone import FULL
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.reader import Reader
+from mmspec.targets.rows import drop_row, join_memories, join_states, swap_out
 from mmspec.targets.tokens.context import Context
 
 
@@ -110,6 +112,16 @@ class _State:
     shape: Any
     sprout: GrownDraft | None = None
 
+    def join(self, other: _State) -> None:
+        """Append the rows of another request; the shape's statistics stay those of the batch."""
+        join_states(self.model, self.model, other.model)
+        self.sprout = None
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        if self.model is not None:
+            self.model.drop(row)
+
 
 @dataclass(frozen=True)
 class SmallModel(DraftModel):
@@ -174,19 +186,16 @@ class _ModelState:
     read: list[int]
     prompt_logits: Tensor | None = None  # (B, V) logits after the prompt, to draft the first token
 
+    def join(self, other: _ModelState) -> None:
+        """Append the rows of another request."""
+        self.memory = join_memories(self.memory, other.memory)
+        self.read += other.read
+        self.prompt_logits = None
 
-def waiting_block(
-    context: Context, read: Sequence[int], like: Tensor
-) -> tuple[TokenBlock, list[int]]:
-    """The committed tokens after the first `read[b]` of each row, and their number.
-
-    A finished row repeats its last token.
-    """
-    counts = [len(row) - done for row, done in zip(context.history, read, strict=True)]
-    waiting = [
-        row[len(row) - max(count, 1) :] for row, count in zip(context.history, counts, strict=True)
-    ]
-    return build_block(waiting, None, like), counts
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        drop_row(self.memory, row)
+        swap_out(self.read, row)
 
 
 def unread_block(context: Context) -> TokenBlock:

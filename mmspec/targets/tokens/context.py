@@ -29,12 +29,13 @@ class Request:
     """One `generate` call: the processor's tensors and how to decode."""
 
     inputs: Mapping[str, Any]
-    sampling: Sampling
+    sampling: Sampling  # of a batch of requests: `targets.tokens.rows.RowSampling`
     noise: KeyedNoise
-    max_new_tokens: int  # limit of new tokens per row
+    max_new_tokens: int  # limit of new tokens per row, the largest of `row_limits`
     drafter_inputs: Mapping[str, Any] = field(default_factory=dict)  # inputs of the drafter instead
     shared: Mapping[str, Any] = field(default_factory=dict)  # features that the call provides
     past: EarlierTurns | None = None  # the cache of an earlier turn to continue from
+    row_limits: tuple[int, ...] | None = None  # of requests that run as one batch; None = all equal
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ class Context:
         """New tokens of a row so far."""
         return len(self.history[row]) - self.prompt[row]
 
+    def num_left(self, row: int) -> int:
+        """New tokens that a row may still have."""
+        limits = self.request.row_limits
+        limit = self.request.max_new_tokens if limits is None else limits[row]
+        return limit - self.num_generated(row)
+
     @property
     def pending(self) -> tuple[int, ...]:
         """Number of the last tokens that are not in the target's memory yet, per row."""
@@ -93,9 +100,8 @@ class Context:
 
     def count_useful_nodes(self) -> list[int]:
         """Draft nodes per row that it can keep before its last token; -1 in a finished row."""
-        most = self.request.max_new_tokens - 1
         rows = enumerate(self.finished)
-        return [-1 if finished else most - self.num_generated(row) for row, finished in rows]
+        return [-1 if finished else self.num_left(row) - 1 for row, finished in rows]
 
     def position(self) -> Tensor:  # (B, 1)
         """Absolute position of the next token, on the device."""
