@@ -22,12 +22,14 @@ if TYPE_CHECKING:
     from mmspec.api import accelerate, decode_plain, load
     from mmspec.modalities.common.text_generation import Output
     from mmspec.recipe import Recipe
+    from mmspec.serving.engine import Engine
     from mmspec.stats import Stats
 
 __version__ = "0.1.0"
 
 __all__ = [
     "Accelerated",
+    "Engine",
     "Output",
     "Recipe",
     "Stats",
@@ -44,6 +46,7 @@ __all__ = [
 
 _HOMES = {
     "Accelerated": "mmspec.accelerated",
+    "Engine": "mmspec.serving.engine",
     "Output": "mmspec.modalities.common.text_generation",
     "Recipe": "mmspec.recipe",
     "Stats": "mmspec.stats",

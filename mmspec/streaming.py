@@ -76,7 +76,7 @@ class _Worker(Generic[R]):
         self.error: BaseException | None = None
         self.output: Any = None
         surroundings = contextvars.copy_context()
-        self.state = _ThreadState()
+        self.state = ThreadState()
         self.thread = threading.Thread(target=surroundings.run, args=(self._work,), daemon=True)
         self.is_begun = False
 
@@ -117,7 +117,7 @@ class _Worker(Generic[R]):
             raise _Abandoned
 
 
-class _ThreadState:
+class ThreadState:
     """Settings that torch keeps per thread: autocast, inference mode, device and stream."""
 
     def __init__(self) -> None:

@@ -39,6 +39,7 @@ FLOORS = (
     ("accelerated", "draft_models"),
     ("modalities",),  # what binds a model to a recipe
     ("api", "__init__"),
+    ("serving",),
     ("bench", "edge"),
     ("making and measuring",),  # modalities/<name>/measures: how it is judged
     ("cli",),

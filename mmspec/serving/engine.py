@@ -1,0 +1,390 @@
+"""Many requests to one accelerated model, decoded as one batch whose rows join and leave.
+
+    engine = mmspec.Engine(mmspec.accelerate(model, "prompt-lookup"))
+    futures = [engine.submit({**inputs, "max_new_tokens": 64}) for inputs in requests]
+    [future.result().sequences for future in futures]
+
+One thread decodes. Between two rounds it drops what was cancelled or has expired and reads prompts
+of waiting requests, each as a whole; then it runs a round of every batch. The randomness of a
+request is keyed by its own seed, so its tokens do not depend on the rows it runs with, up to the
+rounding of forwards over several rows.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import heapq
+import threading
+from collections import deque
+from collections.abc import Callable, Generator, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
+from time import monotonic
+from typing import Any, Self
+
+import torch
+
+from mmspec.draft import Round
+from mmspec.errors import check_number
+from mmspec.serving.batch import Row, RowBatch
+from mmspec.serving.check import check_joins_rows, planning_session
+from mmspec.serving.ticket import Completion, Counters, DeadlineExceeded, QueueFull, Ticket
+from mmspec.streaming import ThreadState, take_turns
+from mmspec.targets.rows import CannotJoin
+from mmspec.targets.tokens.turns import count_prompt_slots
+
+DRAFT_SLOTS = 64  # counted per request for its draft
+
+
+class Engine:
+    """Decodes requests of one row together, as they come.
+
+    Args:
+        fast: What `mmspec.accelerate` returned for a text or vision-language model. Its recipe is
+            that of all requests.
+        max_rows: Requests that are decoded at a time.
+        max_slots: Slots of the cache of all of them: tokens of prompts and outputs, and 64 for each
+            draft. A request waits until there is room. Default: no limit but `max_rows`.
+        max_queue: Requests that may wait.
+        max_prompt_slots: Prompts are read between two rounds until they fill so many slots. Less
+            lets running requests wait shorter, and new ones longer.
+
+    `counters` has the work done so far. Requests are decoded greedily or sampled in two batches,
+    as greedy and sampled rows are verified differently. With a recipe that does not couple its
+    noise (`verifier.couples`), sampled tokens may differ from those alone where a draft ends at
+    `max_new_tokens`; their distribution does not.
+
+    Raises ValueError at construction for a recipe whose requests cannot run as one batch, found by
+    running two short ones.
+    """
+
+    def __init__(
+        self,
+        fast: Any,
+        *,
+        max_rows: int = 8,
+        max_slots: int | None = None,
+        max_queue: int = 64,
+        max_prompt_slots: int = 2048,
+    ) -> None:
+        check_number("max_rows", max_rows, 1, whole=True, example=8)
+        check_number("max_queue", max_queue, 0, whole=True, example=64)
+        check_number("max_prompt_slots", max_prompt_slots, 1, whole=True, example=2048)
+        if max_slots is not None:
+            check_number("max_slots", max_slots, 1, whole=True, example=32768)
+        self.session = planning_session(fast)
+        check_joins_rows(self.session)
+        self.max_rows, self.max_slots, self.max_queue = max_rows, max_slots, max_queue
+        self.max_prompt_slots = max_prompt_slots
+        self.counters = Counters()
+        self._wake = threading.Condition()
+        self._queue: list[Ticket] = []
+        self._running: dict[Row, Ticket] = {}
+        self._batches: list[RowBatch] = []
+        self._count = 0
+        self._is_closed = self._is_short_of_memory = False
+        self._durations: deque[float] = deque(maxlen=64)
+        self._state = ThreadState()
+        surroundings = contextvars.copy_context()
+        self._thread = threading.Thread(
+            target=surroundings.run, args=(self._work,), name="mmspec-engine", daemon=True
+        )
+        self._thread.start()
+
+    def submit(
+        self,
+        request: Mapping[str, Any],
+        *,
+        priority: int = 0,
+        timeout_s: float | None = None,
+        on_round: Callable[[Round], Any] | None = None,
+        logprobs: int | None = None,
+    ) -> Future[Completion]:
+        """Queue a request; its result is a `Completion`.
+
+        Args:
+            request: The arguments of `generate`, of one row: input tensors, `max_new_tokens`,
+                sampling settings, `seed`, stop conditions.
+            priority: Requests of higher priority are read first.
+            timeout_s: Seconds from now until the request fails with `DeadlineExceeded`.
+            on_round: Called with every `Round` of the request, in the engine's thread.
+            logprobs: Also return the log-probability of each new token in the distribution that it
+                was taken from, and of so many likeliest ones.
+
+        `cancel()` of the future drops the request after the current round.
+
+        Raises:
+            ValueError: A request that `generate` refuses, has several rows or outputs that need a
+                run of its own, or exceeds `max_slots`. `QueueFull` if `max_queue` requests wait.
+        """
+        check_number("priority", priority, whole=True, example=0)
+        if timeout_s is not None and not timeout_s > 0:
+            raise ValueError(f"timeout_s={timeout_s!r} must be above 0; give seconds, such as 30")
+        if logprobs is not None:
+            check_number("logprobs", logprobs, 0, whole=True, example=5)
+        with self._wake:
+            self._check_open()
+        with torch.no_grad():
+            planned = self.session.plan(dict(request))
+        sizes = self._check(planned)
+        now = monotonic()
+        row = Row(planned.call, on_round, logprobs)
+        with self._wake:
+            self._check_open()
+            if len(self._queue) >= self.max_queue + self._free_rows:
+                self.counters.refused += 1
+                raise QueueFull(
+                    f"{len(self._queue)} requests wait, which is the limit (max_queue="
+                    f"{self.max_queue}); try again later",
+                    self._estimate_wait(),
+                )
+            self._count += 1
+            self.counters.submitted += 1
+            end = None if timeout_s is None else now + timeout_s
+            ticket = Ticket(planned, row, priority, self._count, *sizes, end, now)
+            heapq.heappush(self._queue, ticket)
+            self._wake.notify()
+        ticket.future.add_done_callback(lambda _: self._notify())
+        return ticket.future
+
+    def stream(
+        self, request: Mapping[str, Any], **options: Any
+    ) -> Generator[Round, None, Completion]:
+        """Queue a request and yield each of its rounds; returns its `Completion`.
+
+        Takes the options of `submit`. Closing the generator cancels the request.
+        """
+        rounds: SimpleQueue[Round | None] = SimpleQueue()
+        future = self.submit(request, **options, on_round=rounds.put)
+        future.add_done_callback(lambda _: rounds.put(None))
+        try:
+            while (round_ := rounds.get()) is not None:
+                yield round_
+        finally:
+            future.cancel()
+        return future.result()
+
+    @property
+    def num_waiting(self) -> int:
+        """Requests whose prompt is not read yet."""
+        return len(self._queue)
+
+    @property
+    def num_running(self) -> int:
+        """Requests that are decoded."""
+        return len(self._running)
+
+    def close(self, finish: bool = True) -> None:
+        """Take no further requests, and wait until those taken have ended.
+
+        With `finish=False` they are cancelled.
+        """
+        with self._wake:
+            self._is_closed = True
+            taken = [*self._queue, *self._running.values()]
+            self._wake.notify()
+        if not finish:
+            for ticket in taken:
+                ticket.future.cancel()
+        self._thread.join()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self.close(finish=kind is None)
+
+    @property
+    def _free_rows(self) -> int:
+        return max(self.max_rows - len(self._running), 0)
+
+    def _check_open(self) -> None:
+        if self._is_closed:
+            raise ValueError("this engine was closed; make another one: mmspec.Engine(fast)")
+
+    def _check(self, planned: Any) -> tuple[int, int]:
+        """Check a request; returns the slots of its prompt, and those that it may fill."""
+        call = planned.call
+        rows = len(call.request.noise.rows)
+        if rows != 1:
+            raise ValueError(f"the request has {rows} rows; submit each of them alone")
+        if planned.extra_outputs:
+            raise ValueError(
+                f"{', '.join(planned.extra_outputs)} needs a run of its own; drop it, give "
+                "logprobs= or on_round= to submit(), or call fast.generate()"
+            )
+        prompt: int = count_prompt_slots(call.request.inputs, call.request.past)
+        slots: int = prompt + call.request.max_new_tokens + DRAFT_SLOTS
+        if self.max_slots is not None and slots > self.max_slots:
+            raise ValueError(
+                f"the request may fill {slots} slots ({prompt} of its prompt, max_new_tokens="
+                f"{call.request.max_new_tokens}, {DRAFT_SLOTS} of its draft), but max_slots="
+                f"{self.max_slots}; give a shorter prompt or fewer tokens"
+            )
+        return prompt, slots
+
+    def _estimate_wait(self) -> float:
+        """Seconds until a place in the queue is free."""
+        mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
+        return max(mean / self.max_rows, 0.1)
+
+    def _notify(self) -> None:
+        with self._wake:
+            self._wake.notify()
+
+    def _work(self) -> None:
+        """The engine's thread: one turn after the other, while there is work."""
+        models = self.session.bound.models
+        turns = take_turns(models, iter(self._turn, False))
+        try:
+            with self._state.enter(), torch.no_grad():
+                while self._wait_for_work():
+                    next(turns)
+        except BaseException as error:  # nothing may wait for a thread that has ended
+            self._fail_all(error)
+            raise
+
+    def _wait_for_work(self) -> bool:
+        """Wait until something is queued or runs; False once closed and empty."""
+        with self._wake:
+            while not (self._queue or self._running):
+                if self._is_closed:
+                    return False
+                self._wake.wait()
+            return True
+
+    def _turn(self) -> bool:
+        self._drop_ended()
+        left = self.max_prompt_slots
+        while left > 0 and (ticket := self._next_ticket()) is not None:
+            left -= ticket.prompt_slots
+            self._begin(ticket)
+        for batch in list(self._batches):
+            self._step(batch)
+        return True
+
+    def _drop_ended(self) -> None:
+        """Drop what was cancelled or is late."""
+        now = monotonic()
+        with self._wake:
+            ended = [t for t in self._queue if t.has_ended(now)]
+            if ended:
+                self._queue = [t for t in self._queue if t not in ended]
+                heapq.heapify(self._queue)
+        for ticket in ended:
+            self._expire(ticket)
+        for batch in list(self._batches):
+            for row in list(batch.rows):
+                ticket = self._running[row]
+                if ticket.has_ended(now):
+                    self._leave(batch, row)
+                    self._expire(ticket)
+
+    def _expire(self, ticket: Ticket) -> None:
+        if ticket.future.cancelled():
+            self.counters.cancelled += 1
+            return
+        error = DeadlineExceeded(
+            f"the request did not end in time ({len(ticket.row.tokens)} tokens so far, as .tokens "
+            "of this exception)",
+            list(ticket.row.tokens),
+        )
+        if ticket.fail(error):
+            self.counters.expired += 1
+
+    def _next_ticket(self) -> Ticket | None:
+        """The next request that there is room for. The first one waits for its room."""
+        with self._wake:
+            if not self._queue or not self._free_rows:
+                return None
+            if self._is_short_of_memory and self._running:
+                return None
+            used = sum(ticket.slots for ticket in self._running.values())
+            fits = self.max_slots is None or used + self._queue[0].slots <= self.max_slots
+            if not fits:
+                return None
+            ticket = heapq.heappop(self._queue)
+            self._running[ticket.row] = ticket
+            return ticket
+
+    def _begin(self, ticket: Ticket) -> None:
+        """Read the prompt of a request, and let its row join a batch."""
+        ticket.started_at = monotonic()
+        row = ticket.row
+        try:
+            batch = RowBatch(row)
+        except Exception as error:
+            del self._running[row]
+            if isinstance(error, torch.OutOfMemoryError) and self._running:
+                self._is_short_of_memory = True  # until another row leaves
+                with self._wake:
+                    ticket.row = Row(row.call, row.observer, row.num_alternatives)
+                    heapq.heappush(self._queue, ticket)
+                return
+            self._fail(ticket, error)
+            return
+        self.counters.prompt_tokens += batch.num_slots
+        self._count_tokens(row.tokens)
+        for other in self._batches:
+            if row.is_finished:
+                break
+            try:
+                other.join(batch)
+                return
+            except CannotJoin:
+                continue
+        self._batches.append(batch)
+        self._deliver(batch)
+
+    def _step(self, batch: RowBatch) -> None:
+        try:
+            round_ = batch.step()
+        except Exception as error:  # of the target or the verifier: nothing of this batch is known
+            self._batches.remove(batch)
+            for row in batch.rows:
+                self._fail(self._running.pop(row), error)
+            return
+        self.counters.rounds += 1
+        self.counters.row_rounds += len(batch.rows)
+        self.counters.drafted += sum(round_.drafted)
+        self.counters.accepted += sum(round_.accepted)
+        for tokens in round_.tokens:
+            self._count_tokens(tokens)
+        self._deliver(batch)
+
+    def _count_tokens(self, tokens: Any) -> None:
+        self.counters.new_tokens += len(tokens)
+
+    def _deliver(self, batch: RowBatch) -> None:
+        """Let rows that have ended leave, and set their results."""
+        for row in [row for row in batch.rows if row.is_finished]:
+            ticket = self._running[row]
+            self._leave(batch, row)
+            if row.error is not None:
+                self._fail(ticket, row.error)
+            elif ticket.complete():
+                self.counters.completed += 1
+                self._durations.append(monotonic() - ticket.submitted_at)
+            else:
+                self.counters.cancelled += 1
+
+    def _leave(self, batch: RowBatch, row: Row) -> None:
+        batch.drop(row)
+        del self._running[row]
+        self._is_short_of_memory = False
+        if not batch.rows:
+            self._batches.remove(batch)
+
+    def _fail(self, ticket: Ticket, error: BaseException) -> None:
+        if ticket.fail(error):
+            self.counters.failed += 1
+        else:
+            self.counters.cancelled += 1
+
+    def _fail_all(self, error: BaseException) -> None:
+        with self._wake:
+            self._is_closed = True
+            taken = [*self._queue, *self._running.values()]
+            self._queue, self._running, self._batches = [], {}, []
+        for ticket in taken:
+            self._fail(ticket, error)

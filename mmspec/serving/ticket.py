@@ -1,0 +1,111 @@
+"""Requests on their way through an engine, and what comes out."""
+
+from __future__ import annotations
+
+from concurrent.futures import CancelledError, Future, InvalidStateError
+from dataclasses import dataclass, field
+from time import monotonic
+from typing import Any
+
+from torch import Tensor
+
+from mmspec.serving.batch import Row, TokenScores
+from mmspec.stats import Stats
+
+
+class QueueFull(ValueError):
+    """The queue is full; try again after `retry_after_s` seconds."""
+
+    def __init__(self, message: str, retry_after_s: float) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class DeadlineExceeded(TimeoutError):
+    """A request did not end in time; `tokens` holds its new tokens so far."""
+
+    def __init__(self, message: str, tokens: list[int]) -> None:
+        super().__init__(message)
+        self.tokens = tokens
+
+
+@dataclass(frozen=True)
+class Completion:
+    """The output of one request."""
+
+    sequences: Tensor  # (1, L + T), as of `generate`
+    tokens: list[int]  # the new ones
+    stats: Stats  # seconds are those of the rounds, which other requests shared
+    token_scores: TokenScores  # per new token, if `logprobs` was given
+    queue_seconds: float  # before its prompt was read
+    first_token_seconds: float  # from submission
+    seconds: float  # from submission
+
+
+@dataclass
+class Counters:
+    """What an engine has done so far."""
+
+    submitted: int = 0
+    completed: int = 0
+    failed: int = 0
+    cancelled: int = 0
+    expired: int = 0
+    refused: int = 0  # the queue was full
+    rounds: int = 0
+    row_rounds: int = 0  # rounds, once per row
+    prompt_tokens: int = 0
+    new_tokens: int = 0
+    drafted: int = 0
+    accepted: int = 0
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A request on its way through the engine."""
+
+    planned: Any  # a `PlannedRequest`
+    row: Row
+    priority: int
+    number: int
+    prompt_slots: int
+    slots: int  # of the cache, at most
+    deadline: float | None  # of `time.monotonic`
+    submitted_at: float = field(default_factory=monotonic)
+    started_at: float | None = None
+    future: Future[Completion] = field(default_factory=Future)
+
+    def __lt__(self, other: Ticket) -> bool:
+        return (-self.priority, self.number) < (-other.priority, other.number)
+
+    def has_ended(self, now: float) -> bool:
+        """Whether it was cancelled, or is late."""
+        return self.future.cancelled() or (self.deadline is not None and now > self.deadline)
+
+    def complete(self) -> bool:
+        """Set the result; False for a request that was cancelled."""
+        row, now = self.row, monotonic()
+        output = self.planned.make_output([row.tokens], row.ledger.stats())
+        begun = self.started_at or now
+        result = Completion(
+            sequences=output.sequences,
+            tokens=row.tokens,
+            stats=output.stats,
+            token_scores=row.scores,
+            queue_seconds=begun - self.submitted_at,
+            first_token_seconds=(row.first_token_at or now) - self.submitted_at,
+            seconds=now - self.submitted_at,
+        )
+        try:
+            self.future.set_result(result)
+        except (InvalidStateError, CancelledError):
+            return False
+        return True
+
+    def fail(self, error: BaseException) -> bool:
+        """Set an error; False for a request that was cancelled."""
+        try:
+            self.future.set_exception(error)
+        except (InvalidStateError, CancelledError):
+            return False
+        return True
