@@ -341,17 +341,15 @@ class Formatting(Protocol):
 
 
 class Teacher(Protocol):
-    """Makes requests to the target of `mmspec train` from the rows of a data set.
-
-    A *question* is a `mmspec.training.conversations.Question`.
-    """
+    """Makes requests to the target of `mmspec train` of `training.conversations.Question`s."""
 
     reader: Any  # the `mmspec.targets.readers.reader.Reader` of the model
     end_ids: frozenset[int]  # tokens that end an answer
     max_answer_tokens: int | None  # of an answer; None = as many as are requested
 
-    def check(self, questions: Sequence[Any]) -> None: ...  # raises ValueError if unsupported
-    def load_media(self, question: Any) -> Any: ...  # its images; raises ValueError if unreadable
+    def check(self, questions: Sequence[Any]) -> Mapping[int, str]: ...
+    # why rows cannot be read, by their number; raises ValueError if the data are of another kind
+    def load_media(self, question: Any) -> Any: ...  # raises ValueError if unreadable
     def inputs(self, questions: Sequence[Any], opened: Sequence[Any]) -> dict[str, Any]: ...
     # arguments of the first call, (B, L) ids padded on the left
     def tokens(self, answer: str) -> list[int]: ...  # of an answer in the data, with the end token
@@ -360,6 +358,7 @@ class Teacher(Protocol):
 class TrainingData(Protocol):
     """Training data of a modality: functions of the module `Modality.training_data`."""
 
+    def check_media(self, media: Any) -> None: ...  # a `training.media.Media`; raises ValueError
     def teacher(self, source: str, model: Any, **options: Any) -> Teacher: ...
     def skeleton(self, source: str) -> Any: ...  # a model on the meta device
     def names_environment(self, data: str) -> bool: ...  # whether data names an environment

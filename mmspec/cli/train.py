@@ -3,6 +3,8 @@
 OUT/config.json, model.safetensors   the head or small model, when all is done
 OUT/training.json                    the options, and the history
 OUT/answers.jsonl                    the answer of the target (or the data) to each question
+OUT/bad_rows.jsonl                   rows of the data that were left out, and why
+OUT/downloads/                       images of the network, with --allow-urls
 OUT/checkpoint.safetensors           all that the next step depends on
 OUT/played/                          episodes of a policy, where --data asks for those
 """
@@ -11,6 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -30,11 +33,11 @@ from mmspec.cli.output import (
     show_status,
     silence_libraries,
 )
+from mmspec.cli.training_data import check_rows, list_bad_rows, read_data
 from mmspec.cli.training_examples import (
     ResponseCollector,
     ResponseOptions,
     TrainingExamples,
-    check_images,
     initial_head,
     measure_acceptance,
     select_held_out,
@@ -50,7 +53,7 @@ from mmspec.modality import TrainingData
 from mmspec.models.compatibility import fingerprint
 from mmspec.recipe import Recipe
 from mmspec.training import checkpoints
-from mmspec.training.conversations import Question, digest, read_questions
+from mmspec.training.conversations import DataSet, digest
 from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, required_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
@@ -76,8 +79,9 @@ def run(**typed: Any) -> None:
         raise ValueError(
             f"--dry-run records nothing; drop it, or give --data a file for {options.data}"
         )
-    questions = [] if plays else _questions(options)
     TrainingFolder(options.out).check()
+    with processes.main_process_first() if options.allow_urls else nullcontext():
+        data = DataSet(options.data, []) if plays else read_data(options, teaching)
     set_threads(options.threads, options.target)
     silence_libraries()
     keywords = {"trust_remote_code": options.trust_remote_code}
@@ -90,25 +94,21 @@ def run(**typed: Any) -> None:
         teacher = teaching.teacher(options.target, model, **keywords)
     if plays:
         options = replace(options, data=_record_episodes(options, teaching, teacher, processes))
-        questions = _questions(options)
-    teacher.check(questions)
+        data = read_data(options, teaching)
+    data = data.leave_out(teacher.check(data.questions))
+    check_rows(data, options)
     if teacher.max_answer_tokens is not None:
         options = replace(
             options, max_new_tokens=min(options.max_new_tokens, teacher.max_answer_tokens)
         )
     if options.dry_run:
-        _show(estimate_cost(options, recipe, teacher, questions), options.json)
+        found = estimate_cost(options, recipe, teacher, data.questions)
+        _show(
+            {**found, "bad rows": list_bad_rows(data) if options.json else len(data.bad)},
+            options.json,
+        )
         return
-    _Training(options, recipe, model, teacher, questions, processes).run()
-
-
-def _questions(options: TrainOptions) -> list[Question]:
-    """The questions of the data. Raises ValueError if they are too few."""
-    questions = read_questions(options.data, options.images)
-    check_images(questions, options.images)
-    if len({one.row for one in questions}) < 2:
-        raise ValueError(f"{options.data} has one row; give two or more, one of them is held out")
-    return questions
+    _Training(options, recipe, model, teacher, data, processes).run()
 
 
 def _record_episodes(
@@ -132,11 +132,11 @@ class _Training:
         recipe: Recipe,
         model: Any,
         teacher: Any,
-        questions: list[Question],
+        data: DataSet,
         processes: Processes,
     ) -> None:
         self.options, self.recipe, self.model, self.teacher = options, recipe, model, teacher
-        self.questions, self.processes = questions, processes
+        self.data, self.questions, self.processes = data, data.questions, processes
         self.folder = TrainingFolder(options.out)
         assert recipe.training is not None
         self.rate = recipe.training.rate if options.rate is None else options.rate
@@ -166,10 +166,11 @@ class _Training:
                 *shared,
             )
             usable = [one for one in answers if one.skipped is None]
-            left_out = [one.skipped for one in answers if one.skipped is not None]
+            skipped = [one.skipped for one in answers if one.skipped is not None]
+            left_out = [*map(str, self.data.bad), *skipped]
             if not usable:
                 raise ValueError(
-                    f"none of {len(answers)} questions can be trained on: {left_out[0]}"
+                    f"none of {len(answers)} questions can be trained on: {skipped[0]}"
                 )
             held_out = select_held_out(self.questions, options.held_out, options.seed)
             trained_on = [one for one in usable if one.question not in held_out]
@@ -204,10 +205,10 @@ class _Training:
         if options.cache is None:
             return None
         answers = hashlib.sha256(repr([(one.question, one.tokens) for one in trained_on]).encode())
-        pictures = sorted({picture for one in self.questions for picture in one.images})
-        sizes = [(one.name, one.stat().st_size) for one in pictures if one.is_file()]
+        media = {each for one in self.questions for each in (*one.images, *one.videos)}
+        sizes = sorted((one.name, one.size()) for one in media)
         owner = {
-            "data": digest(options.data),
+            "data": digest(options.data, self.data.bad),
             "answers": answers.hexdigest(),
             "pictures": hashlib.sha256(repr(sizes).encode()).hexdigest(),
             "dtype": f"{reader.model.dtype}, bf16={options.bf16}",
@@ -232,8 +233,9 @@ class _Training:
             head = self._head(torch.ones(reader.vocabulary, dtype=torch.int64))
             assert self.recipe.training is not None
             self.recipe.training.stages(head, options.steps, self.rate, options.muon)  # refused now
-        given = (options, self.recipe.name, self.rate, digest(options.data))
+        given = (options, self.recipe.name, self.rate, digest(options.data, self.data.bad))
         self.folder.begin(*given, fingerprint(reader))
+        self.folder.write_bad_rows(list_bad_rows(self.data))
 
     def _trainer(self, counts: torch.Tensor) -> HeadTrainer:
         """The trainer of a new head, or of the checkpoint."""

@@ -37,12 +37,24 @@ def train(
     target: Annotated[str, typer.Option(help="The target: a folder, a hub name or zoo:NAME.")],
     data: Annotated[
         Path,
-        typer.Option(help="A .jsonl file, a folder, or episodes of a policy: table:64."),
+        typer.Option(
+            help="A .jsonl, .json or .parquet file, a folder, or episodes of a policy: table:64."
+        ),
     ],
     out: Annotated[Path, typer.Option(help="A new folder, or one of a run to resume.")],
     images: Annotated[
         Path | None, typer.Option(help="Folder of the images; default: that of the data.")
     ] = None,
+    image_root: Annotated[
+        list[Path] | None,
+        typer.Option(help="Another folder that images, or links to them, may lie in; repeatable."),
+    ] = None,
+    allow_urls: Annotated[
+        bool, typer.Option("--allow-urls", help="Download images that the data name by address.")
+    ] = False,
+    max_bad_rows: Annotated[
+        int, typer.Option(min=0, help="Rows that may be left out because they cannot be used.")
+    ] = 0,
     answers: Annotated[
         Answers, typer.Option(help="Train on the target's answers, or on those of the data.")
     ] = Answers.target,
@@ -101,7 +113,8 @@ def train(
     given = {**locals(), "answers": answers.value}
     if given.pop("visual_slots") is not None:
         given["knobs"] = [*(knobs or ()), f"visual_slots={visual_slots}"]
-    run_function("mmspec.cli.train:run", **{**given, "knobs": tuple(given["knobs"] or ())})
+    given |= {name: tuple(given[name] or ()) for name in ("knobs", "image_root")}
+    run_function("mmspec.cli.train:run", **given)
 
 
 @app.command("phrases")

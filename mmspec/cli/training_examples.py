@@ -57,11 +57,11 @@ class ResponseCollector:
                 media[number] = self.teacher.load_media(question)
             except ValueError as error:
                 found[number] = Response(number, skipped=str(error))
-        for has_images in (False, True):
+        for kinds in sorted({one.media_kinds for _, one in questions}):
             own = [
                 (number, question)
                 for number, question in questions
-                if number in media and bool(question.images) is has_images
+                if number in media and question.media_kinds == kinds
             ]
             for one in self._respond(own, media):
                 found[one.question] = one
@@ -70,7 +70,7 @@ class ResponseCollector:
     def _respond(
         self, questions: Sequence[tuple[int, Question]], media: dict[int, Any]
     ) -> Iterator[Response]:
-        """Responses to questions with, or without, images."""
+        """Responses to questions with the same kinds of media."""
         if not questions:
             return
         max_length, inputs = self.settings.max_length, self._inputs(questions, media)
@@ -159,7 +159,7 @@ class TrainingExamples:
         self.teacher, self.questions, self.answers = teacher, questions, answers
         self.cache = cache
         sizes = [one.prompt + len(one.tokens) for one in answers]
-        sorts = [bool(questions[one.question].images) for one in answers]
+        sorts = [questions[one.question].media_kinds for one in answers]
         self.shuffle = ShuffledBatches(sizes, sorts, batch, seed)
 
     def example_makers(self, step: int, accumulate: int) -> list[Callable[[], TrainingExample]]:
@@ -213,27 +213,15 @@ def measure_acceptance(
     fast = accelerate(model, recipe, **recipe.training.parts(head))
     fast.warned = True  # no warning about an untrained head
     steps = accepted = 0
-    for has_images in (False, True):
-        own = [one for one in questions if bool(one.images) is has_images]
+    for kinds in sorted({one.media_kinds for one in questions}):
+        own = [one for one in questions if one.media_kinds == kinds]
         for start in range(0, len(own), batch):
-            questions = own[start : start + batch]
-            inputs = teacher.inputs(questions, [teacher.load_media(one) for one in questions])
+            group = own[start : start + batch]
+            inputs = teacher.inputs(group, [teacher.load_media(one) for one in group])
             out = fast.generate(**inputs, do_sample=False, max_new_tokens=max_new_tokens)
             steps += out.stats.num_spec_steps
             accepted += out.stats.num_accepted_draft_tokens
     return 1 + accepted / max(steps, 1)
-
-
-def check_images(questions: Sequence[Question], images: Path | None) -> None:
-    """Refuse data whose images are all missing. Raises ValueError naming the first."""
-    paths = {picture for one in questions for picture in one.images}
-    if paths and not any(picture.is_file() for picture in paths):
-        first = next(picture for one in questions for picture in one.images)
-        where = "another folder" if images else "their folder"
-        raise ValueError(
-            f"none of the {len(paths)} images of the data exists (the first is {first}); give "
-            f"--images {where}"
-        )
 
 
 def initial_head(

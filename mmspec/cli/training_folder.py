@@ -51,6 +51,11 @@ class TrainingFolder:
         return self.path / "played"
 
     @property
+    def downloads(self) -> Path:
+        """A folder of images from the network."""
+        return self.path / "downloads"
+
+    @property
     def is_begun(self) -> bool:
         return self.plan.is_file()
 
@@ -59,7 +64,8 @@ class TrainingFolder:
         path = self.path
         if path.exists() and not path.is_dir():
             raise ValueError(f"{path} is a file; give --out a folder")
-        others = [one for one in path.iterdir() if one != self.episodes] if path.exists() else []
+        own = (self.episodes, self.downloads)
+        others = [one for one in path.iterdir() if one not in own] if path.exists() else []
         if others and not self.is_begun:
             raise ValueError(
                 f"{path} holds something else than a training; give --out a new folder"
@@ -103,6 +109,12 @@ class TrainingFolder:
                 f"{self.path} was begun with {other[0]}={was}, not {now}; give the same to "
                 "resume, or another --out"
             )
+
+    def write_bad_rows(self, rows: Sequence[Mapping[str, str]]) -> None:
+        """List the rows of the data that were left out, if any."""
+        if rows:
+            text = "".join(json.dumps(one) + "\n" for one in rows)
+            checkpoints.write_text(self.path / "bad_rows.jsonl", text)
 
     def report_missing_answers(self, questions: int) -> None:
         """Report answers that a checkpoint was trained on and that their file has lost."""

@@ -30,6 +30,9 @@ class TrainOptions:
     data: Path
     out: Path
     images: Path | None = None
+    image_root: tuple[Path, ...] = ()
+    allow_urls: bool = False
+    max_bad_rows: int = 0
     answers: str = "target"
     head: Path | None = None
     cache: Path | None = None

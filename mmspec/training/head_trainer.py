@@ -163,7 +163,7 @@ class ShuffledBatches:
     """
 
     def __init__(
-        self, sizes: Sequence[int], groups: Sequence[bool], batch: int, seed: int = 0
+        self, sizes: Sequence[int], groups: Sequence[Any], batch: int, seed: int = 0
     ) -> None:
         self.sizes, self.groups, self.batch, self.seed = sizes, groups, batch, seed
         self.epoch, self.batches = 0, self._draw_batches(0)
@@ -180,7 +180,7 @@ class ShuffledBatches:
         generator = np.random.default_rng((self.seed, epoch))
         order = generator.permutation(len(self.sizes)).tolist()
         batches: list[list[int]] = []
-        for group in (False, True):
+        for group in sorted(set(self.groups)):
             own = [item for item in order if self.groups[item] == group]
             for start in range(0, len(own), 8 * self.batch):
                 near = sorted(own[start : start + 8 * self.batch], key=lambda one: self.sizes[one])

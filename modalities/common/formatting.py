@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -33,8 +34,8 @@ def parse_class(prompt: str) -> int:
     return int(prompt)
 
 
-def open_image(source: str | Path) -> Image.Image:
-    """Open an image file as RGB. Raises ValueError for a file that cannot be read."""
+def open_image(source: str | Path | BytesIO, name: str | None = None) -> Image.Image:
+    """Open an image as RGB. Raises ValueError naming a file (or `name`) that cannot be read."""
     try:
         image = Image.open(source)
         if image.width * image.height > MAX_PIXELS:
@@ -42,8 +43,8 @@ def open_image(source: str | Path) -> Image.Image:
         return convert_to_rgb(image)
     except Exception as error:  # damaged files raise whatever their decoder raises
         raise ValueError(
-            f"{source} is not an image that can be read ({error}); give a PNG or JPEG file of at "
-            f"most {MAX_PIXELS / 1e6:g} million pixels"
+            f"{name or source} is not an image that can be read ({error}); give a PNG or JPEG file "
+            f"of at most {MAX_PIXELS / 1e6:g} million pixels"
         ) from error
 
 

@@ -27,6 +27,7 @@ from mmspec.modalities.vla.worlds import WORLDS, make_world
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.conversations import Question
 from mmspec.training.fitting import TrainingProgress, silent
+from mmspec.training.media import Media
 
 NUM_PARALLEL = 16  # robots in one batch
 
@@ -44,24 +45,25 @@ class PolicyTeacher:
         self.end_ids = frozenset[int]()
         self.max_answer_tokens = self.policy.num_tokens
 
-    def check(self, questions: Sequence[Question]) -> None:
-        """Raises ValueError for rows without an image, and for conversations."""
+    def check(self, questions: Sequence[Question]) -> dict[int, str]:
+        """Raises ValueError for rows without an image, with a clip, and for conversations."""
         for one in questions:
-            if not one.images or len(one.turns) > 1:
-                problem = "has no picture" if not one.images else "is a conversation"
+            if not one.images or one.videos or len(one.turns) > 1:
+                problem = "is a conversation" if len(one.turns) > 1 else "has no picture, or a clip"
                 raise ValueError(
                     f"{one.place} {problem}; a policy needs an instruction and a picture per row"
                 )
+        return {}
 
     def load_media(self, question: Question) -> list[Image.Image]:
         """The images of a row. Raises ValueError naming what cannot be read."""
-        return [open_image(one) for one in question.images]
+        return [open_image(one.source(), one.name) for one in question.images]
 
     def inputs(
         self, questions: Sequence[Question], pictures: Sequence[Sequence[Image.Image]]
     ) -> dict[str, Tensor]:
         """Inputs of `generate`: ids (B, L), padded on the left, and images."""
-        prompts = ["".join(filter(None, one.turns[0].parts)) for one in questions]
+        prompts = [one.turns[0].text for one in questions]
         made = self.prompt_reader.read(pictures, [check_instruction(one) for one in prompts])
         return {name: value.to(self.reader.device) for name, value in made.items()}
 
@@ -81,6 +83,11 @@ class PolicyTeacher:
         rows = torch.tensor(values, dtype=torch.float64).view(-1, space.size)
         found: list[int] = space.encode(space.normalise(rows)).flatten().tolist()
         return found
+
+
+def check_media(media: Media) -> None:
+    """Raises ValueError for an image that cannot be read."""
+    open_image(media.source(), media.name)
 
 
 def names_environment(data: str) -> bool:

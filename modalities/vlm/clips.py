@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -93,6 +94,19 @@ def read(
     )
 
 
+def check(source: Path | list[Path]) -> None:
+    """Decode the first frame of a clip. Raises ValueError for one that cannot be read."""
+    if isinstance(source, Path) and not source.is_dir():
+        with _open_file(source) as (container, stream):
+            if next(container.decode(stream), None) is None:
+                raise ValueError(f"{source} holds no frames; give a clip of at least one")
+        return
+    files = _list_images(source) if isinstance(source, Path) else source
+    if not files:
+        raise ValueError(f"{source} holds no images; give a clip of at least one")
+    open_image(files[0])
+
+
 def select_frames(
     name: str, total: int, rate_hz: float, frames: int | None, fps: float | None
 ) -> list[int]:
@@ -156,6 +170,23 @@ def _stack_frames(name: str, pictures: Iterable[Any]) -> Tensor:  # (F, 3, rows,
 
 def _decode_file(file: Path, frames: int | None, fps: float | None) -> VideoClip:
     """Decode a video file. Raises ValueError without PyAV, and for a file without video."""
+    with _open_file(file) as (container, stream):
+        total = sum(1 for packet in container.demux(stream) if packet.size)
+        rate = float(stream.average_rate or stream.guessed_rate or PICTURES_HZ)
+        which = select_frames(str(file), total, rate, frames, fps)
+        container.seek(0)
+        decoded = _stack_frames(str(file), _frames(container, stream, set(which)))
+    if len(decoded) < len(which):
+        raise ValueError(
+            f"{file} is damaged: {len(decoded)} of {len(which)} frames can be decoded; give "
+            "another file, or a folder of its frames"
+        )
+    return VideoClip(decoded, tuple(which), total, rate)
+
+
+@contextmanager
+def _open_file(file: Path) -> Iterator[tuple[Any, Any]]:  # its container and stream
+    """Open a video file. Raises ValueError without PyAV, and for what FFmpeg cannot read."""
     if not file.is_file():
         raise ValueError(f"there is no video {file}; give a file, or a folder of images")
     try:
@@ -167,23 +198,12 @@ def _decode_file(file: Path, frames: int | None, fps: float | None) -> VideoClip
         ) from error
     try:
         with av.open(str(file)) as container:
-            stream = _stream(file, container)
-            total = sum(1 for packet in container.demux(stream) if packet.size)
-            rate = float(stream.average_rate or stream.guessed_rate or PICTURES_HZ)
-            which = select_frames(str(file), total, rate, frames, fps)
-            container.seek(0)
-            decoded = _stack_frames(str(file), _frames(container, stream, set(which)))
+            yield container, _stream(file, container)
     except av.FFmpegError as error:
         raise ValueError(
             f"{file} is not a video that can be read ({error.strerror or error}); give another "
             "file, or a folder of images"
         ) from error
-    if len(decoded) < len(which):
-        raise ValueError(
-            f"{file} is damaged: {len(decoded)} of {len(which)} frames can be decoded; give "
-            "another file, or a folder of its frames"
-        )
-    return VideoClip(decoded, tuple(which), total, rate)
 
 
 def _stream(file: Path, container: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,25 @@ from mmspec.api import accelerate
 from mmspec.modalities.common import formatting
 from mmspec.modalities.common.chat_template import apply_chat_template
 from mmspec.modalities.common.formatting import open_image
+from mmspec.modalities.vlm import clips
+from mmspec.modalities.vlm.clips import VideoClip
+from mmspec.modalities.vlm.conversation_checks import check_conversations
 from mmspec.targets.readers.reader import Reader
-from mmspec.training.conversations import Question, Turn
+from mmspec.targets.readers.visual import FRAMES
+from mmspec.training.conversations import Question
 from mmspec.training.fitting import TrainingProgress
+from mmspec.training.media import IMAGE, VIDEO, Media
+from mmspec.training.turns import Mark
+
+KINDS = (IMAGE, VIDEO)
+
+
+@dataclass(frozen=True)
+class OpenedMedia:
+    """The media of a question."""
+
+    images: list[Image.Image]
+    clips: list[VideoClip]
 
 
 class LanguageTeacher:
@@ -35,34 +52,57 @@ class LanguageTeacher:
         self.source, self.model = source, model
         self.reader: Reader = session.bound.backbone
         self.sees = "pixel_values" in self.reader.family.media
+        self.sees_videos = FRAMES in _hf.forward_names(model)
         self.processor = formatting.load_processor(source, model, self.sees, **options)
         self.end_ids = _hf.eos_ids(model.generation_config)
         self.max_answer_tokens = None
 
-    def check(self, questions: Sequence[Question]) -> None:
-        """Refuse images for a text model. Raises ValueError."""
-        found = next((one for one in questions if one.images), None)
-        if found is not None and not self.sees:
-            raise ValueError(
-                f"{self.source} is a text model and takes no image, but {found.place} names "
-                f"{found.images[0]}; give text alone, or another target"
-            )
+    def check(self, questions: Sequence[Question]) -> dict[int, str]:
+        """Return why rows cannot be read, by their number.
 
-    def load_media(self, question: Question) -> list[Image.Image]:
-        """Open the images of a question. Raises ValueError for a file that cannot be read."""
-        return [open_image(one) for one in question.images]
+        Raises ValueError for images and clips that the model does not take.
+        """
+        limits = (("images", self.sees, "image"), ("videos", self.sees_videos, "video"))
+        for name, is_read, kind in limits:
+            found = next((one for one in questions if getattr(one, name)), None)
+            if found is not None and not is_read:
+                what = "is a text model and" if not self.sees else "reads images and"
+                raise ValueError(
+                    f"{self.source} {what} takes no {kind}, but {found.place} names "
+                    f"{getattr(found, name)[0].name}; give other data, or another target"
+                )
+        longest = {one.row: one for one in questions}  # the last question of each row
+        return check_conversations(longest.values(), self._text, self._media_tokens())
+
+    def _media_tokens(self) -> frozenset[str]:
+        """Tokens that stand for media, which no text may contain."""
+        named = vars(self.processor) if self.sees else {}
+        return frozenset(str(named[f"{kind}_token"]) for kind in KINDS if f"{kind}_token" in named)
+
+    def load_media(self, question: Question) -> OpenedMedia:
+        """Open the images and clips of a question. Raises ValueError for what cannot be read."""
+        images = [open_image(one.source(), one.name) for one in question.images]
+        return OpenedMedia(images, [clips.read(one.source()) for one in question.videos])
 
     def inputs(
-        self, questions: Sequence[Question], pictures: Sequence[Sequence[Image.Image]]
+        self, questions: Sequence[Question], opened: Sequence[OpenedMedia]
     ) -> dict[str, Tensor]:
-        """Return inputs of `generate`, padded on the left: (B, L) ids, and image tensors.
+        """Return inputs of `generate`, padded on the left: (B, L) ids, image and video tensors.
 
-        Either all questions of a batch have images, or none has.
+        All questions of a batch have media of the same kinds.
         """
-        texts = [self._text(one.turns) for one in questions]
+        texts = [self._text(one) for one in questions]
         if self.sees:
-            images = [list(row) for row in pictures] if any(pictures) else None
-            made = self.processor(text=texts, images=images, padding=True, return_tensors="pt")
+            images = [one.images for one in opened]
+            found = [clip for one in opened for clip in one.clips]
+            video = clips.processor_arguments(found) if found else {}
+            made = self.processor(
+                text=texts,
+                images=images if any(images) else None,
+                **video,
+                padding=True,
+                return_tensors="pt",
+            )
         else:
             made = self.processor(texts, padding=True, return_tensors="pt")
             made.pop("token_type_ids", None)
@@ -75,23 +115,37 @@ class LanguageTeacher:
         last = tokenizer.eos_token_id if tokenizer.eos_token_id in self.end_ids else None
         return [*ids, *([last] if last is not None else sorted(self.end_ids)[:1])]
 
-    def _text(self, turns: Sequence[Turn]) -> str:
+    def _text(self, question: Question) -> str:
         """Format turns with the model's chat template; joined by newlines without one."""
         is_tokenizer = formatting.get_tokenizer(self.processor) is self.processor
         if not self.processor.chat_template:
-            mark = "" if is_tokenizer else vars(self.processor).get("image_token", "<image>")
-            lines = (mark if part is None else part for turn in turns for part in turn.parts)
+            named = {} if is_tokenizer else vars(self.processor)
+            marks = {kind: "" if is_tokenizer else f"<{kind}>" for kind in KINDS}
+            marks |= {kind: named.get(f"{kind}_token", mark) for kind, mark in marks.items()}
+            parts = (part for turn in question.turns for part in turn.parts)
+            lines = (part if isinstance(part, str) else marks[part.kind] for part in parts)
             return "\n".join(filter(None, lines))
         messages = []
-        for turn in turns:
-            parts: Any = [
-                {"type": "image"} if part is None else {"type": "text", "text": part}
-                for part in turn.parts
-            ]
-            content = "".join(filter(None, turn.parts)) if is_tokenizer else parts
-            messages.append({"role": turn.role, "content": content})
-        options = {"add_generation_prompt": True, "tokenize": False}
+        for turn in question.turns:
+            content: Any = turn.text if is_tokenizer else [_format_part(one) for one in turn.parts]
+            messages.append({"role": turn.role, "content": content, **turn.fields})
+        options: dict[str, Any] = {"add_generation_prompt": True, "tokenize": False}
+        if question.tools:
+            options["tools"] = list(question.tools)
         return str(apply_chat_template(self.processor, messages, **options))
+
+
+def _format_part(part: str | Mark) -> dict[str, str]:
+    """A part of a turn, as chat templates of processors read it."""
+    return {"type": "text", "text": part} if isinstance(part, str) else {"type": part.kind}
+
+
+def check_media(media: Media) -> None:
+    """Raises ValueError for an image that cannot be read, and a clip whose first frame cannot."""
+    if media.kind == VIDEO:
+        clips.check(media.source())
+    else:
+        open_image(media.source(), media.name)
 
 
 def names_environment(data: str) -> bool:

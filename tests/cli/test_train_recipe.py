@@ -85,6 +85,7 @@ def _write(file: Path, *rows: Any) -> Path:
 def _train_command(root: Path, out: Path, *more: str, recipe: str = "eagle-2") -> list[str]:
     given = ["train", recipe, "--target", str(root / "vlm"), "--data", str(root / "data.jsonl")]
     given += ["--images", str(root / "pictures"), "--out", str(out), "--batch", "2"]
+    given += ["--max-bad-rows", "1"]  # broken.png
     return [*given, "--max-new-tokens", "8", "--answers", "data", "--held-out", "1", *more]
 
 
@@ -113,7 +114,9 @@ def test_a_training_that_was_killed_ends_with_the_same_weights(
     how = ("--steps", "5", "--every", "2", "--ema", "0.5", "--accumulate", "2", "--rate", "0.01")
     found = run(capsys, *_train_command(root, tmp_path / "whole", *how))
     assert (found["steps"], found["questions"] + found["held out"], found["left out"]) == (5, 7, 1)
-    assert "broken.png is not an image" in found["reasons"][0]
+    assert "data.jsonl:5 names broken.png: broken.png is not an image" in found["reasons"][0]
+    (bad,) = map(json.loads, (tmp_path / "whole" / "bad_rows.jsonl").open())
+    assert bad["place"].endswith("data.jsonl:5")
     with stopped(3, KeyboardInterrupt()):
         assert main(_train_command(root, tmp_path / "cut", *how)) == 130
     said = capsys.readouterr().err
@@ -149,7 +152,7 @@ def test_answers_that_are_lost_are_reported_and_made_again(
     file.write_bytes(whole[: len(whole) // 2])
     assert main([*command, "--json"]) == 0
     said = capsys.readouterr()
-    assert re.search(r"answers.jsonl has lost \d of 8 answers that", said.err)
+    assert re.search(r"answers.jsonl has lost \d of 7 answers that", said.err)
     assert file.read_bytes() == whole
     assert json.loads(said.out)["history"] == found["history"]
 
@@ -266,7 +269,8 @@ def test_a_dry_run_writes_and_loads_nothing(
     )
     one = run(capsys, *_train_command(root, tmp_path / "new", "--dry-run"))
     assert found["head parameters"] > 1.5 * one["head parameters"]
-    assert (one["questions"], one["pictures"], one["measured on, unreadable"]) == (8, 6, [7, 1])
+    assert (one["questions"], one["pictures"], one["measured on, unreadable"]) == (7, 5, [7, 0])
+    assert [bad["reason"][:16] for bad in one["bad rows"]] == ["names broken.png"]
     assert not (tmp_path / "new").exists()
 
 
@@ -312,22 +316,25 @@ def test_nothing_is_lost_on_a_full_disk(
     ("rows", "said"),
     [
         ([{"prompt": "a <image> b"}] * 2, "has 1 marks of images .* but names 0 images"),
-        ([{"prompt": "a", "image": "nowhere.png"}] * 2, "none of the 1 images of the data"),
+        ([{"prompt": "a", "image": "nowhere.png"}] * 2, "names the image nowhere.png, but there"),
         (
             [{"prompt": "a", "image": "broken.png", "answer": "b"}] * 2,
-            "be trained on: .*broken.png is not",
+            r"rows.jsonl:1 names broken.png: broken.png is not .*2 of 2 rows .*--max-bad-rows 2",
         ),
         ([{"question": "a"}] * 2, r"rows.jsonl:1 has neither a prompt nor messages"),
         ([{"prompt": " "}] * 2, "has an empty question"),
         ([{"prompt": "a"}] * 2, "none of 2 questions can be trained on: .*:1 has no answer"),
         ([{"prompt": "a", "answer": "b"}], "has one row; give two or more"),
-        ([{"messages": [{"role": "tool", "content": "a"}]}], "a turn of 'tool'"),
-        (["a"], "is a str, not an object"),
+        ([{"messages": [{"role": "bot", "content": "a"}]}] * 2, "a turn of 'bot'"),
+        (["a"] * 2, "is a str, not an object"),
         (
-            [{"prompt": "a", "image": "../data.jsonl"}],
+            [{"prompt": "a", "image": "../data.jsonl"}] * 2,
             r"names the image ../data.jsonl, which is outside of .*pictures; give --images",
         ),
-        ([{"prompt": "a", "image": "/etc/hostname"}], "names the image /etc/hostname, which is ou"),
+        (
+            [{"prompt": "a", "image": "/etc/hostname"}] * 2,
+            "names the image /etc/hostname, which is outside",
+        ),
         ([], "holds no question"),
     ],
 )
