@@ -13,10 +13,10 @@ from mmspec import zoo
 from mmspec.draft import Round
 from mmspec.zoo import language
 
-RECIPES: dict[
-    str, tuple[int, dict[str, Any], int]
-] = {  # operations of a round: a chain of five, a tree of five levels
+CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, and its nodes
     "coupled": (110, {"length": 5}, 5),
+    "coupled, sampled": (260, {"length": 5}, 5),
+    "coupled, tree": (160, {"tree": [3, 2, 1, 1]}, 21),
     "dynamic-tree": (225, {}, 16),
 }
 
@@ -40,11 +40,12 @@ class Outside(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("case", CASES)
 def test_a_round_reads_one_tensor_and_runs_few_operations(
-    monkeypatch: pytest.MonkeyPatch, recipe: str
+    monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    most, options, nodes = RECIPES[recipe]
+    most, options, nodes = CASES[case]
+    recipe, *how_sampled = case.split(", ")
     model, small, processor = zoo.load("llava"), zoo.load("llava-drafter"), zoo.processor("llava")
     (example,) = language.examples(1, "held-out", 0, kind="caption")
     text = language.format_prompt(processor, example.prompt)
@@ -60,7 +61,8 @@ def test_a_round_reads_one_tensor_and_runs_few_operations(
         monkeypatch.setattr(torch.Tensor, name, noted)
     rounds: list[tuple[int, int, int]] = []
     fast = mmspec.accelerate(model, recipe, drafter=small, **options)
-    how: dict[str, Any] = {"max_new_tokens": 32, "do_sample": False}
+    how: dict[str, Any] = {"max_new_tokens": 32, "do_sample": how_sampled == ["sampled"]}
+    how |= {"seed": 0} if how["do_sample"] else {}
     fast.generate(**request, **how)  # what is made once for all rounds
     reads.clear()
     with Outside(model, small) as outside:

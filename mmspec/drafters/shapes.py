@@ -26,7 +26,7 @@ from mmspec.drafters.draft_model import (
 )
 from mmspec.drafters.lengths.goodput import parse
 from mmspec.drafters.lengths.length import Fixed, Length, max_useful_length, useful_lengths
-from mmspec.drafters.trees.draws import draw
+from mmspec.drafters.trees.draws import draw, draw_noise, race_level
 from mmspec.recipe import LINEAR, TREE
 from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree, limit_depth, limit_width
@@ -102,6 +102,8 @@ class Chain(Shape):
         distributions: list[Categorical] = []
         alive: list[Tensor] = []
         ends = useful_lengths(context, budget)
+        is_fixed = isinstance(self.length, Fixed)  # others may stop early: noise as it is needed
+        race = draw_noise(distribution, kind, context, budget) if is_fixed else None
         for step in range(budget):
             draft_mask = self.length.draft_mask(shape_state, distribution)
             if ends is not None:
@@ -112,7 +114,10 @@ class Chain(Shape):
                     alive.pop()
                     break
             distributions.append(distribution)
-            tokens.append(draw_next_token(distribution, kind, context, step))
+            if race is None:
+                tokens.append(draw_next_token(distribution, kind, context, step))
+            else:
+                tokens.append(race_level(distribution, 1, race, step)[:, :, 0])
             if step + 1 < budget:
                 layout = chain_layout(step, tokens[-1].device)
                 distribution = model.predict(
@@ -157,10 +162,15 @@ class StaticTree(Shape):
         tokens = torch.zeros(context.batch, tree.nodes, dtype=torch.int64, device=context.device)
         distribution = model.predict_first(context, state)
         distributions = [distribution]
+        race = draw_noise(distribution, kind, context, len(plan))
         read: tuple[Tensor, ...] = ()
         for depth, level in enumerate(plan):
-            index = step_indices(context.device)[level.first : level.first + distribution.batch[1]]
-            sampled = draw(distribution, level.width, kind, context.noise, position + depth, index)
+            if race is None:
+                first, last = level.first, level.first + distribution.batch[1]
+                index, places = step_indices(context.device)[first:last], position + depth
+                sampled = draw(distribution, level.width, kind, context.noise, places, index)
+            else:
+                sampled = race_level(distribution, level.width, race, depth)
             there = level.indices_on(context.device)
             tokens.index_copy_(1, there.nodes, sampled.flatten(1)[:, there.slots])
             if level.inner:

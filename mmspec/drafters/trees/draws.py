@@ -107,7 +107,13 @@ def draw_noise(
     return context.noise.shared_keys(position).gumbel(distribution.size)
 
 
-def rank(distribution: Categorical, noise: Tensor | None, level: int) -> Tensor:  # (B, n, V)
-    """`ranking` of nodes on a level, with the noise of all levels."""
-    scores = distribution.scores if noise is None else distribution.scores + noise[:, level, None]
-    return scores.log_softmax(-1)
+def perturb_level(
+    distribution: Categorical, noise: Tensor | None, level: int
+) -> Tensor:  # (B, n, V)
+    """Scores of nodes that share a level, plus its part of `draw_noise`."""
+    return distribution.scores if noise is None else distribution.scores + noise[:, level, None]
+
+
+def race_level(distribution: Categorical, count: int, noise: Tensor, level: int) -> Tensor:
+    """`race` for nodes that share a level, (B, n, count)."""
+    return _top(perturb_level(distribution, noise, level), count)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.draft_model import DraftModel, DraftNodes, GrownDraft, Layout
-from mmspec.drafters.trees.draws import draw_noise, rank
+from mmspec.drafters.trees.draws import draw_noise, perturb_level
 from mmspec.drafters.trees.ranked_tree import RankedTree
 from mmspec.targets.tokens.context import Context
 from mmspec.trees import all_true_mask
@@ -44,7 +44,7 @@ class DynamicTree(RankedTree):
         beam = min(self.beam, distribution.size)
         fixed = _constants(batch, beam, depth, device)
         noise = draw_noise(distribution, kind, context, depth)
-        values, ids = rank(distribution, noise, 0).topk(beam, -1)
+        values, ids = perturb_level(distribution, noise, 0).log_softmax(-1).topk(beam, -1)
         score, token = values.flatten(1).float(), ids.flatten(1)  # (B, beam) of the front
         scores, tokens, fronts = [score], [token], [fixed.context]
         front = fixed.beam  # candidate index of the front
@@ -56,7 +56,8 @@ class DynamicTree(RankedTree):
             distribution = model.predict(context, state, DraftNodes(token, layout, read))
             distributions.append(distribution)
             read += (token,)
-            values, ids = rank(distribution, noise, level).topk(beam, -1)  # (B, beam, beam)
+            scored = perturb_level(distribution, noise, level).log_softmax(-1)
+            values, ids = scored.topk(beam, -1)  # (B, beam, beam)
             scores.append((score[..., None] + values).flatten(1))
             tokens.append(ids.flatten(1))
             if level + 1 == depth:
