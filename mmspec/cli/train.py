@@ -40,6 +40,7 @@ from mmspec.cli.training_examples import (
     TrainingExamples,
     initial_head,
     measure_acceptance,
+    measure_coverage,
     select_held_out,
 )
 from mmspec.cli.training_folder import TrainingFolder
@@ -174,9 +175,8 @@ class _Training:
                 )
             held_out = select_held_out(self.questions, options.held_out, options.seed)
             trained_on = [one for one in usable if one.question not in held_out]
-            self.judged = [
-                self.questions[one.question] for one in usable if one.question in held_out
-            ]
+            judged = [one for one in usable if one.question in held_out]
+            self.judged = [self.questions[one.question] for one in judged]
             if not trained_on or not self.judged:
                 raise ValueError(
                     f"{len(usable)} questions are left, too few to learn from some and judge by "
@@ -188,6 +188,7 @@ class _Training:
             settings = (options.batch, seed, self.cache)
             examples = TrainingExamples(self.teacher, self.questions, trained_on, *settings)
             trainer = self._trainer(examples.counts())
+            self.coverage = [measure_coverage(trainer.head, one) for one in (trained_on, judged)]
             self.processes.wait()  # all have read what the first one writes from here on
             with trainer.arithmetic():
                 examples.cache_features(self.tap, options.steps * options.accumulate, *shared)
@@ -310,6 +311,8 @@ class _Training:
             "acceptance length before": first["acceptance"],
             "acceptance length": last["acceptance"],
         }
+        if None not in self.coverage:
+            found["draft vocabulary covers, of trained and held-out answers"] = self.coverage
         if self.options.json:
             print_json({**found, "reasons": left_out[:SHOWN], "history": self.history})
             return

@@ -199,6 +199,15 @@ class TrainingExamples:
         return torch.bincount(tokens, minlength=self.teacher.reader.vocabulary)
 
 
+def measure_coverage(head: Any, answers: Sequence[Response]) -> float | None:
+    """The share of tokens that are in a head's draft vocabulary; None if that is all of them."""
+    mask = dict(head.named_buffers()).get("t2d")
+    tokens = [token for one in answers for token in one.tokens]
+    if mask is None or not tokens:
+        return None
+    return float(mask.cpu()[torch.tensor(tokens)].float().mean())
+
+
 def measure_acceptance(
     model: Any,
     recipe: Recipe,

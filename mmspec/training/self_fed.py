@@ -25,6 +25,7 @@ from transformers import DynamicCache
 
 from mmspec.drafters.neural.feature_head import check_head
 from mmspec.drafters.neural.head_prompt import HeadPrompt, head_prompt
+from mmspec.errors import check_number
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.state_head import SlotMarks, StateHead
 from mmspec.models.llama_layers import mask_by_kind
@@ -39,6 +40,8 @@ from mmspec.training.heads import (
 )
 from mmspec.training.losses import soft_cross_entropy, top_cross_entropy
 from mmspec.training.trainable import HeadTraining
+
+DRAFT_VOCABULARY = 32_768  # tokens that a head drafts, of a larger vocabulary
 
 
 def unroll_passes(head: StateHead, prompt: HeadPrompt, last: int, passes: int) -> Iterator[Tensor]:
@@ -142,10 +145,15 @@ def aligned_loss(
 def new_eagle3(target: Reader, counts: Tensor, **changes: Any) -> Eagle3Head:
     """Make an untrained head whose draft vocabulary is the `draft_vocab_size` most frequent tokens.
 
-    Ties go to the smaller id. By default it reads image slots as inference engines do, with the
-    embedding of the placeholder token.
+    Ties go to the smaller id. Default: `DRAFT_VOCABULARY` tokens of a larger vocabulary; None = all
+    tokens. By default it reads image slots as inference engines do, with the embedding of the
+    placeholder token. Raises ValueError for sizes that are not of the vocabulary.
     """
-    changes = {"visual_slots": "placeholder", **changes}
+    size = DRAFT_VOCABULARY if target.vocabulary > DRAFT_VOCABULARY else None
+    changes = {"visual_slots": "placeholder", "draft_vocab_size": size, **changes}
+    if changes["draft_vocab_size"] is not None:
+        limits = (1, target.vocabulary)
+        check_number("draft_vocab_size", changes["draft_vocab_size"], *limits, whole=True)
     config = Eagle3HeadConfig.of(target.config, target.vocabulary, **changes)
     head = Eagle3Head(config)
     if head.has_draft_vocabulary:

@@ -6,6 +6,7 @@ import json
 import re
 import resource
 import signal
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -179,6 +180,22 @@ def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
     adam.remove("--muon")
     assert run(capsys, *adam)["history"][1] != found["history"][1]
     assert "was begun with muon=True" in fail(capsys, *[a for a in cut if a != "--muon"])[1]
+
+
+def test_the_coverage_of_a_draft_vocabulary_is_reported(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Frequencies are those of the answers that are trained on."""
+    how = ("--steps", "1", "--every", "1", "--set", "draft_vocab_size=4")
+    found = run(capsys, *_train_command(root, tmp_path, *how, recipe="eagle-3"))
+    trained, held_out = found["draft vocabulary covers, of trained and held-out answers"]
+    answers = [json.loads(one) for one in (tmp_path / "answers.jsonl").open()]
+    counts = Counter(token for one in answers for token in one["tokens"])
+    most = sum(count for _, count in counts.most_common(4)) / counts.total()
+    assert trained == pytest.approx(most, abs=0.1)
+    assert 0 < held_out < 1
+    plain = run(capsys, *_train_command(root, tmp_path / "a", *how[:4], recipe="eagle-3"))
+    assert not any("vocabulary" in name for name in plain)
 
 
 def test_an_eagle_3_head_is_trained_for_engines_by_default(

@@ -11,7 +11,7 @@ from torch.testing import assert_close
 
 from mmspec.drafters.neural.feature_head import tap_of
 from mmspec.drafters.neural.head_prompt import head_prompt
-from mmspec.training import losses
+from mmspec.training import losses, self_fed
 from mmspec.training.heads import EAGLE, TrainingExample, read_example
 from mmspec.training.self_fed import (
     EAGLE3,
@@ -163,3 +163,14 @@ def test_a_vocabulary_is_chosen_by_what_is_said() -> None:
     assert head.t2d.nonzero()[:, 0].tolist() == [0, 1, 12, 40, 90]
     whole = EAGLE3.begin(reader, counts)
     assert "d2t" not in whole.state_dict()
+    for size in (0, reader.vocabulary + 1, "all"):
+        with pytest.raises(ValueError, match=f"draft_vocab_size={size!r} must be a whole number"):
+            new_eagle3(reader, counts, draft_vocab_size=size)
+
+
+def test_a_large_vocabulary_is_cut_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    reader = backbone(target("llava"))
+    monkeypatch.setattr(self_fed, "DRAFT_VOCABULARY", 7)
+    counts = torch.arange(reader.vocabulary)
+    assert new_eagle3(reader, counts).token_ids.tolist() == list(range(reader.vocabulary))[-7:]
+    assert not new_eagle3(reader, counts, draft_vocab_size=None).has_draft_vocabulary
