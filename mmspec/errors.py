@@ -11,6 +11,7 @@ from difflib import get_close_matches
 from numbers import Integral, Real
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar, cast
+from urllib.parse import urlsplit
 
 Part = TypeVar("Part")
 
@@ -74,6 +75,17 @@ def choose_option(option: str, value: Any, known: Mapping[str, Part]) -> Part:
 def is_integer(value: Any) -> bool:
     """Whether it is an integer and no bool."""
     return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def is_http_address(url: str) -> bool:
+    """Whether it is http(s)://HOST[:PORT][/PATH], to which paths can be appended."""
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname if parts.port != 0 else None
+    except ValueError:
+        return False
+    is_clean = url.isascii() and url.isprintable() and not set(" ?#@") & set(url)
+    return parts.scheme in ("http", "https") and bool(host) and is_clean
 
 
 def check_no_draft(inputs: Mapping[str, Any], drafter: Any) -> Mapping[str, Any]:

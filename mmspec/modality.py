@@ -353,6 +353,7 @@ class Teacher(Protocol):
     def inputs(self, questions: Sequence[Any], opened: Sequence[Any]) -> dict[str, Any]: ...
     # arguments of the first call, (B, L) ids padded on the left
     def tokens(self, answer: str) -> list[int]: ...  # of an answer in the data, with the end token
+    def text(self, tokens: Sequence[int]) -> str: ...  # of an answer; ValueError if it is no text
 
 
 class TrainingData(Protocol):

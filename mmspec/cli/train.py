@@ -34,6 +34,7 @@ from mmspec.cli.output import (
     silence_libraries,
 )
 from mmspec.cli.training_data import check_rows, list_bad_rows, read_data
+from mmspec.cli.training_endpoint import EndpointCollector
 from mmspec.cli.training_examples import (
     ResponseCollector,
     ResponseOptions,
@@ -59,7 +60,7 @@ from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, required_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 from mmspec.training.processes import Processes
-from mmspec.training.responses import Response, collect_responses
+from mmspec.training.responses import GenerateResponses, Response, collect_responses
 
 SHOWN = 4  # reasons for what is left out
 
@@ -158,13 +159,9 @@ class _Training:
             shared = (self.processes, lambda stage, done, total, _: bar(stage, done, total))
             if self.processes.is_first:
                 self.folder.report_missing_answers(len(self.questions))
-            collector = ResponseCollector(self.model, self.teacher, self._response_options())
+            generate, size = self._answering()
             answers = collect_responses(
-                self.folder.answers,
-                self.questions,
-                partial(map, collector),
-                4 * options.batch,
-                *shared,
+                self.folder.answers, self.questions, generate, size, *shared
             )
             usable = [one for one in answers if one.skipped is None]
             skipped = [one.skipped for one in answers if one.skipped is not None]
@@ -222,10 +219,17 @@ class _Training:
             console().print(f"feature cache {options.cache}: {size / 2**30:.3g} GiB", markup=False)
         return cache
 
-    def _response_options(self) -> ResponseOptions:
+    def _answering(self) -> tuple[GenerateResponses, int]:
+        """What answers questions, and how many of them at a time."""
         options = self.options
         sizes = (options.max_new_tokens, options.max_length)
-        return ResponseOptions(options.answers == "data", *sizes, options.temperature, options.seed)
+        settings = ResponseOptions(
+            options.answers == "data", *sizes, options.temperature, options.seed
+        )
+        if (endpoint := options.chat_endpoint()) is not None:
+            return EndpointCollector(endpoint, self.teacher, settings, options.concurrency), 1
+        collector = ResponseCollector(self.model, self.teacher, settings)
+        return partial(map, collector), 4 * options.batch
 
     def _begin(self) -> None:
         """Write the options, or check that those of the run to resume are the same."""

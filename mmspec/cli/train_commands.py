@@ -58,6 +58,19 @@ def train(
     answers: Annotated[
         Answers, typer.Option(help="Train on the target's answers, or on those of the data.")
     ] = Answers.target,
+    endpoint: Annotated[
+        str | None,
+        typer.Option(help="Target that answers elsewhere, OpenAI-compatible: http://HOST:8000/v1."),
+    ] = None,
+    endpoint_model: Annotated[
+        str | None, typer.Option(help="Its name there; default: the only one.")
+    ] = None,
+    endpoint_timeout: Annotated[
+        float, typer.Option(min=0.01, help="Seconds for one of its answers.")
+    ] = 300.0,
+    concurrency: Annotated[
+        int, typer.Option(min=1, max=4096, help="Requests to it at once, of each process.")
+    ] = 8,
     head: Annotated[
         Path | None,
         typer.Option("--head", "--drafter", help="A head, or a small model, to start from."),

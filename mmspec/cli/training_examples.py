@@ -78,11 +78,11 @@ class ResponseCollector:
         short = [
             pair
             for pair, size in zip(questions, lengths, strict=True)
-            if size + MIN_TOKENS <= max_length
+            if reason_to_skip(pair[1], size, max_length) is None
         ]
         for (number, question), size in zip(questions, lengths, strict=True):
-            if size + MIN_TOKENS > max_length:
-                reason = f"{question.place} has {size} tokens; --max-length is {max_length}"
+            reason = reason_to_skip(question, size, max_length)
+            if reason is not None:
                 yield Response(number, size, skipped=reason)
         if not short:
             return
@@ -124,6 +124,13 @@ class ResponseCollector:
         out = self.plain.generate(**inputs, **sampling, **seeded, max_new_tokens=max_new_tokens)
         new = out.sequences[:, inputs["input_ids"].shape[1] :].tolist()
         return [cut_at_end(row, self.teacher.end_ids) for row in new]
+
+
+def reason_to_skip(question: Question, size: int, max_length: int) -> str | None:
+    """Why a prompt of `size` tokens is not answered."""
+    if size + MIN_TOKENS <= max_length:
+        return None
+    return f"{question.place} has {size} tokens; --max-length is {max_length}"
 
 
 def cut_at_end(tokens: Sequence[int], ends: frozenset[int]) -> list[int]:

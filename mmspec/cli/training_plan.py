@@ -15,6 +15,7 @@ from mmspec.cli.training_examples import initial_head
 from mmspec.errors import check_number
 from mmspec.recipe import Recipe
 from mmspec.training.conversations import Question
+from mmspec.training.endpoint import ChatEndpoint
 from mmspec.training.feature_size import cache_bytes, required_features
 from mmspec.training.processes import Processes
 
@@ -34,6 +35,10 @@ class TrainOptions:
     allow_urls: bool = False
     max_bad_rows: int = 0
     answers: str = "target"
+    endpoint: str | None = None
+    endpoint_model: str | None = None
+    endpoint_timeout: float = 300.0
+    concurrency: int = 8
     head: Path | None = None
     cache: Path | None = None
     steps: int = 2000
@@ -60,6 +65,18 @@ class TrainOptions:
         for name in ("rate", "ema", "temperature"):
             if getattr(self, name) is not None:
                 check_number(f"--{name}", getattr(self, name), 0, example=1e-3)
+        if self.endpoint is not None and self.answers == "data":
+            raise ValueError(
+                f"--endpoint {self.endpoint} answers in place of the target, and --answers data "
+                "takes the answers of the data; drop one of them"
+            )
+        self.chat_endpoint()
+
+    def chat_endpoint(self) -> ChatEndpoint | None:
+        """Where the target answers; None = in this process. Raises ValueError for no address."""
+        if self.endpoint is None:
+            return None
+        return ChatEndpoint(self.endpoint, self.endpoint_model, self.endpoint_timeout)
 
 
 def get_trainable(name: str) -> Recipe:

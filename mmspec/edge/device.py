@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import logging
 import urllib.error
-import urllib.parse
 import urllib.request
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -31,7 +30,7 @@ from mmspec.edge.messages import (
     pack,
     parse,
 )
-from mmspec.errors import check_number, is_integer
+from mmspec.errors import check_number, is_http_address, is_integer
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 from mmspec.verifiers.entropy_gate import EntropyGate
@@ -60,7 +59,7 @@ class Link:
     calls: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.url, str) or not _is_address(self.url):
+        if not isinstance(self.url, str) or not is_http_address(self.url):
             raise ValueError(
                 f"url={self.url!r} is not an http(s) address; give one such as http://127.0.0.1:8765"
             )
@@ -290,17 +289,6 @@ def connect(
     bound.gate = Escalation(tau_h, ranks)
     bound.target = RemoteTarget(bound.target, link, ranks)
     return fast
-
-
-def _is_address(url: str) -> bool:
-    """Whether it is http(s)://HOST[:PORT][/PATH], to which paths can be appended."""
-    try:
-        parts = urllib.parse.urlsplit(url)
-        host = parts.hostname if parts.port != 0 else None
-    except ValueError:
-        return False
-    is_clean = url.isascii() and url.isprintable() and not set(" ?#@") & set(url)
-    return parts.scheme in ("http", "https") and bool(host) and is_clean
 
 
 def _read_detail(error: urllib.error.HTTPError) -> str:

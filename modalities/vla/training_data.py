@@ -84,6 +84,10 @@ class PolicyTeacher:
         found: list[int] = space.encode(space.normalise(rows)).flatten().tolist()
         return found
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Raises ValueError: actions are no text."""
+        raise ValueError("the answers of a policy are actions, and no endpoint chats in these")
+
 
 def check_media(media: Media) -> None:
     """Raises ValueError for an image that cannot be read."""

@@ -115,6 +115,11 @@ class LanguageTeacher:
         last = tokenizer.eos_token_id if tokenizer.eos_token_id in self.end_ids else None
         return [*ids, *([last] if last is not None else sorted(self.end_ids)[:1])]
 
+    def text(self, tokens: Sequence[int]) -> str:
+        """Return the text of an answer's tokens."""
+        tokenizer = formatting.get_tokenizer(self.processor)
+        return str(tokenizer.decode(tokens, clean_up_tokenization_spaces=False))
+
     def _text(self, question: Question) -> str:
         """Format turns with the model's chat template; joined by newlines without one."""
         is_tokenizer = formatting.get_tokenizer(self.processor) is self.processor

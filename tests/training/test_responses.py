@@ -15,9 +15,10 @@ from typing import Any
 import pytest
 import torch
 
-from mmspec.training.conversations import Question, Turn
+from mmspec.training.conversations import Question
 from mmspec.training.processes import Processes
 from mmspec.training.responses import Response, collect_responses, read_responses
+from mmspec.training.turns import Turn
 from tests.cli.test_train_recipe import _files_up_to
 
 QUESTIONS = [Question((Turn("user", (f"q{n}",)),), (), None, f"rows:{n}", n) for n in range(11)]
