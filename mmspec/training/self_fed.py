@@ -156,9 +156,7 @@ def new_eagle3(target: Reader, counts: Tensor, **changes: Any) -> Eagle3Head:
         check_number("draft_vocab_size", changes["draft_vocab_size"], *limits, whole=True)
     config = Eagle3HeadConfig.of(target.config, target.vocabulary, **changes)
     head = Eagle3Head(config)
-    if head.has_draft_vocabulary:
-        by_count = counts.sort(descending=True, stable=True).indices
-        head.set_draft_vocabulary(by_count[: len(head.d2t)])
+    head.choose_vocabulary(counts)
     return head
 
 

@@ -9,9 +9,8 @@ replace it:
 
 `out` is the next g, without `fc`. Later trainers (speculators, SpecForge) add norms, plain layers
 after the first one, sliding windows and layers with normed queries and keys; see
-`Eagle3HeadConfig`. The vocabulary may be a subset of the target's: `d2t` is the
-offset from the head's id to the target's, `t2d` marks the target's ids in it. Parameter names are
-those of the public EAGLE-3 checkpoints.
+`Eagle3HeadConfig`. The vocabulary may be a part of the target's (`DraftVocabulary`). Parameter
+names are those of the public EAGLE-3 checkpoints.
 """
 
 from __future__ import annotations
@@ -31,6 +30,7 @@ from transformers.models.llama.modeling_llama import (
 )
 from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3DecoderLayer
 
+from mmspec.models.heads.draft_vocabulary import DraftVocabulary
 from mmspec.models.heads.state_head import (
     SlotMarks,
     SlotRotaryEmbedding,
@@ -94,6 +94,11 @@ class Eagle3HeadConfig(StateHeadConfig):
                 f"{self.target_hidden_size}; give visual_slots='placeholder' or 'hidden'"
             )
 
+    @property
+    def has_embeddings(self) -> bool:
+        """Whether the head has an embedding table of its own."""
+        return self.target_hidden_size not in (None, self.hidden_size)
+
 
 class Eagle3Layer(nn.Module):
     """A decoder layer whose attention reads embedding and state, each with its own norm."""
@@ -122,19 +127,15 @@ class Eagle3Layer(nn.Module):
         return out
 
 
-class Eagle3Head(StateHead):
+class FusedStateHead(DraftVocabulary, StateHead):
     """Maps next tokens and the fused states before them to the states of these tokens."""
 
     config: Eagle3HeadConfig
-    config_class = Eagle3HeadConfig
     _keys_to_ignore_on_load_unexpected = [r"embed_tokens\.weight"]  # noqa: RUF012
-    d2t: Tensor  # (V',) int64: the target's id minus the head's
-    t2d: Tensor  # (V,) bool: target ids in the draft vocabulary
 
     def __init__(self, config: Eagle3HeadConfig) -> None:
         super().__init__(config)
-        width, size = config.hidden_size, config.draft_vocab_size or config.vocab_size
-        self.has_draft_vocabulary = size != config.vocab_size
+        width = config.hidden_size
         features, eps = config.num_taps * self.feature_size, config.rms_norm_eps
         self.input_norm = LlamaRMSNorm(features, eps=eps) if config.norm_before_fc else None
         norms = config.num_taps if config.fc_norm else 0
@@ -145,15 +146,13 @@ class Eagle3Head(StateHead):
         further = range(1, config.num_hidden_layers)
         self.layers = nn.ModuleDict({str(index): layer(config, index) for index in further})
         self.norm = LlamaRMSNorm(width, eps=config.rms_norm_eps)
-        self.lm_head = nn.Linear(width, size, bias=False)
+        self.lm_head = nn.Linear(width, self.draft_vocab_size, bias=False)
         self.embed_tokens = (
-            nn.Embedding(config.vocab_size, width) if self.feature_size != width else None
+            nn.Embedding(config.vocab_size, width) if config.has_embeddings else None
         )
         self.rotary_emb = SlotRotaryEmbedding(config)
         self.step_residual = step_table(config)
-        if self.has_draft_vocabulary:
-            self.register_buffer("d2t", torch.zeros(size, dtype=torch.int64))
-            self.register_buffer("t2d", torch.arange(config.vocab_size) < size)
+        self.register_vocabulary()
         self.post_init()  # type: ignore[no-untyped-call]
 
     def taps(self, layers: int) -> tuple[int, ...]:
@@ -167,25 +166,6 @@ class Eagle3Head(StateHead):
     @property
     def embeddings(self) -> nn.Module | None:
         return self.embed_tokens
-
-    def check(self) -> None:
-        """Refuse a map with repeated or out-of-range target ids. Raises ValueError."""
-        if not self.has_draft_vocabulary:
-            return
-        ids, size = self.token_ids, self.config.vocab_size
-        if int(ids.min()) < 0 or int(ids.max()) >= size:
-            raise ValueError(
-                f"d2t maps to tokens {int(ids.min())} to {int(ids.max())}, but the target has "
-                f"{size} (0 to {size - 1}); the head was made for another vocabulary, or its map "
-                "is damaged"
-            )
-        is_mapped = torch.zeros_like(self.t2d)
-        is_mapped[ids] = True
-        if len(ids.unique()) != len(ids) or not torch.equal(is_mapped, self.t2d):
-            raise ValueError(
-                "d2t and t2d hold different tokens, or one twice; the map is damaged, copy or "
-                "convert the head again"
-            )
 
     def fuse(self, features: Tensor) -> Tensor:
         if self.input_norm is not None:
@@ -211,36 +191,11 @@ class Eagle3Head(StateHead):
         logits: Tensor = self.lm_head(normed)
         return logits
 
-    def expand_logits(self, logits: Tensor) -> Tensor:
-        if not self.has_draft_vocabulary:
-            return logits
-        wide = logits.new_full((*logits.shape[:-1], self.config.vocab_size), -torch.inf)
-        return wide.index_copy(-1, self.token_ids, logits)
 
-    @property
-    def token_ids(self) -> Tensor:  # (V',)
-        """The target's ids of the draft vocabulary, in its order."""
-        if not self.has_draft_vocabulary:
-            return torch.arange(self.config.vocab_size, device=self.lm_head.weight.device)
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+class Eagle3Head(FusedStateHead):
+    """A head that drafts one token per run, each from its own state of the token before."""
 
-    @torch.no_grad()
-    def set_draft_vocabulary(self, token_ids: Tensor) -> None:  # (V',)
-        """Set the draft vocabulary, before training.
-
-        Raises ValueError unless these are `draft_vocab_size` different ids of the target.
-        """
-        ids, size = token_ids.unique(), len(self.lm_head.weight)
-        wrong = len(ids) != size or len(token_ids) != size
-        if wrong or int(ids[0]) < 0 or int(ids[-1]) >= self.config.vocab_size:
-            raise ValueError(
-                f"{len(token_ids)} ids ({len(ids)} different) are not a choice of {size} out of "
-                f"{self.config.vocab_size}; give draft_vocab_size different ids of the target"
-            )
-        if self.has_draft_vocabulary:
-            self.d2t.copy_(ids.to(self.d2t) - torch.arange(size, device=self.d2t.device))
-            self.t2d.zero_()
-            self.t2d[ids.to(self.t2d.device)] = True
+    config_class = Eagle3HeadConfig
 
 
 def published_layers(layers: int) -> tuple[int, int, int]:
