@@ -243,6 +243,13 @@ def draft_distribution(
     return context.sampling.distribution(logits, prefix, position)
 
 
+def predict_ahead(context: Context, logits: Tensor, nodes: DraftNodes) -> Categorical:  # (B, n)
+    """Distributions after draft nodes, from logits (B, K, V) of the next K tokens by depth."""
+    depths = nodes.layout.depths + 1
+    places = depths.expand(context.batch, -1)[..., None].expand(-1, -1, logits.shape[-1])
+    return draft_distribution(context, logits.gather(1, places), nodes.prefix(context), depths)
+
+
 def committed_prefix(context: Context) -> Prefix | None:
     """The committed tokens, for logits processors that need them."""
     if not context.sampling.needs_prefix:

@@ -15,6 +15,7 @@ from mmspec.drafters.draft_model import (
     DraftUpdate,
     committed_prefix,
     draft_distribution,
+    predict_ahead,
 )
 from mmspec.drafters.neural.small_model import build_head_drafter
 from mmspec.drafters.neural.target_heads import HeadKind, LastStateModel, guided_logits
@@ -79,10 +80,7 @@ class MultiTokenDraft(LastStateModel):
 
     def predict(self, context: Context, state: _LastStates, nodes: DraftNodes) -> Categorical:
         assert state.logits is not None
-        places = (nodes.layout.depths + 1).expand(context.batch, -1)
-        wide = places[..., None].expand(-1, -1, state.logits.shape[-1])
-        logits = state.logits.gather(1, wide)
-        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return predict_ahead(context, state.logits, nodes)
 
     def keep(self, context: Context, state: _LastStates, update: DraftUpdate) -> _LastStates:
         """Store the target's state of the last token that was read."""
