@@ -258,14 +258,14 @@ def committed_prefix(context: Context) -> Prefix | None:
 
 
 def waiting_block(
-    context: Context, read: Sequence[int], like: Tensor
+    context: Context, read: Sequence[int], like: Tensor, draft: Draft | None = None
 ) -> tuple[TokenBlock, list[int]]:
     """The committed tokens after the first `read[b]` of each row, and their number.
 
-    A finished row repeats its last token.
+    A finished row repeats its last token. A `draft` follows them.
     """
     counts = [len(row) - done for row, done in zip(context.history, read, strict=True)]
     waiting = [
         row[len(row) - max(count, 1) :] for row, count in zip(context.history, counts, strict=True)
     ]
-    return build_block(waiting, None, like), counts
+    return build_block(waiting, draft, like), counts

@@ -82,6 +82,8 @@ def test_requests_in_random_order_get_their_own_tokens(family: str, count: int) 
         ("coupled", {"tree": "dynamic"}),
         ("coupled", {"length": "auto"}),
         ("eagle-3", {}),
+        ("dflash", {}),
+        ("p-eagle", {}),
         ("medusa", {}),
         ("speculative-sampling", {}),
         ("block", {}),

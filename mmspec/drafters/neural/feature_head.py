@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.distributions.categorical import Categorical
-from mmspec.draft import Drafter, Verifier
+from mmspec.draft import Draft, Drafter, Verifier
 from mmspec.drafters.draft_model import (
     DraftModel,
     DraftNodes,
@@ -96,8 +96,8 @@ class FeatureDraft(DraftModel):
     def required_features(self) -> frozenset[str]:
         return frozenset({self.tap}) | attention_of(self.head, self.backbone)
 
-    def begin(self, context: Context) -> _HeadState:
-        prompt = _read_target_prompt(context, self.tap, attention_of(self.head, self.backbone))
+    def begin(self, context: Context) -> HeadState:
+        prompt = read_target_prompt(context, self.tap, attention_of(self.head, self.backbone))
         read = head_prompt(self.head, self.backbone, prompt, self.visual_slots)
         count = read.embeds.shape[1]
         cache = SlotCache(
@@ -118,25 +118,43 @@ class FeatureDraft(DraftModel):
         memory = Memory(cache, count, read.pads, read.rope, read.states[:0], window)
         memory.offsets, memory.axes = read.offsets, 3 if read.positions.dim() == 3 else 1
         last = list(self.head.fuse(prompt.features[:, -1:]))
-        return _HeadState(memory, last, [*last], list(context.prompt), read.global_vector)
+        return HeadState(memory, last, [*last], list(context.prompt), read.global_vector)
 
-    def predict_first(self, context: Context, state: _HeadState) -> Categorical:
+    def predict_first(self, context: Context, state: HeadState) -> Categorical:
+        out = self.read_committed(context, state)
+        state.states_per_step = [out[:, -1:]]
+        return draft_distribution(
+            context, self.logits(context, state.states_per_step[0]), committed_prefix(context)
+        )
+
+    def read_committed(
+        self,
+        context: Context,
+        state: HeadState,
+        draft: Draft | None = None,
+        draft_states: Tensor | None = None,
+    ) -> Tensor:  # (R, q, D)
+        """Read the committed tokens that were not read yet, and cache them.
+
+        A `draft` (B, N) with `draft_states` (1, N, D) is read after them, and not cached.
+        """
         branches = len(state.fresh) // context.batch
-        layout, counts = waiting_block(context, state.read, state.memory.like)
+        layout, counts = waiting_block(context, state.read, state.memory.like, draft)
         states = state.fresh[0].new_zeros(len(state.fresh), layout.length, self.width)
+        stop = layout.length
+        if draft_states is not None:
+            stop -= draft_states.shape[1]
+            states[:, stop:] = draft_states
         for row, fresh in enumerate(state.fresh):
             unseen = repeat_last_states(state.known[row], counts[row % context.batch] - len(fresh))
-            states[row, layout.length - len(unseen) - len(fresh) :] = torch.cat((unseen, fresh))
+            states[row, stop - len(unseen) - len(fresh) : stop] = torch.cat((unseen, fresh))
         out = self._read(state, layout.repeat_batch(branches), states)
         state.memory.advance(counts * branches)
         state.read = [len(row) for row in context.history]
         state.fresh = [fresh[:0] for fresh in state.fresh]
-        state.states_per_step = [out[:, -1:]]
-        return draft_distribution(
-            context, self._logits(context, state.states_per_step[0]), committed_prefix(context)
-        )
+        return out
 
-    def predict(self, context: Context, state: _HeadState, nodes: DraftNodes) -> Categorical:
+    def predict(self, context: Context, state: HeadState, nodes: DraftNodes) -> Categorical:
         branches = len(state.fresh) // context.batch
         parent = nodes.layout.parents.expand(context.batch, -1)
         parent = parent if branches == 1 else parent.repeat(branches, 1)
@@ -147,10 +165,10 @@ class FeatureDraft(DraftModel):
         depths = nodes.layout.depths + 1
         steps = depths if len(depths) == 1 else depths.repeat(branches, 1)
         state.states_per_step.append(self._read(state, layout, states, steps))
-        logits = self._logits(context, state.states_per_step[-1])
+        logits = self.logits(context, state.states_per_step[-1])
         return draft_distribution(context, logits, nodes.prefix(context), depths)
 
-    def keep(self, context: Context, state: _HeadState, update: DraftUpdate) -> _HeadState:
+    def keep(self, context: Context, state: HeadState, update: DraftUpdate) -> HeadState:
         """Append the target's states of the accepted tokens; the cached draft is dropped."""
         for row, features in enumerate(accepted_states(context, update, self.tap)):
             states = self.head.fuse(features)
@@ -163,7 +181,7 @@ class FeatureDraft(DraftModel):
         return self.head.config.hidden_size
 
     def _read(
-        self, state: _HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0
+        self, state: HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0
     ) -> Tensor:  # (R, q, D)
         positions, mask, queries = state.memory.place(layout)
         masks: AttentionMask = mask
@@ -179,14 +197,14 @@ class FeatureDraft(DraftModel):
         )
         return out
 
-    def _logits(self, context: Context, states: Tensor) -> Tensor:  # (R, n, D) -> (B, n, V)
+    def logits(self, context: Context, states: Tensor) -> Tensor:  # (R, n, D) -> (B, n, V)
         """The head's logits of states, guided where both branches are read."""
         logits = self.head.logits(states, self.backbone.head)
         return self.head.expand_logits(guided_logits(context, logits))
 
 
 @dataclass
-class _HeadState:
+class HeadState:
     """The state of a request; R rows are B, or 2B with both branches of guidance."""
 
     memory: Memory
@@ -198,7 +216,7 @@ class _HeadState:
         default_factory=list
     )  # (R, n, D) each: predicted in this round
 
-    def join(self, other: _HeadState) -> None:
+    def join(self, other: HeadState) -> None:
         """Append the rows of another request."""
         if len(self.fresh) != len(self.read) or len(other.fresh) != len(other.read):
             raise CannotJoin("guidance doubles the rows of this head")
@@ -223,7 +241,7 @@ class _HeadState:
         self.states_per_step = []
 
 
-def _read_target_prompt(context: Context, tap: str, attention: frozenset[str]) -> TargetPrompt:
+def read_target_prompt(context: Context, tap: str, attention: frozenset[str]) -> TargetPrompt:
     """The target's last prefill: the prompt, or the tokens added by a turn."""
     features = context.shared[tap]  # (R, L, k * H)
     count = features.shape[1]

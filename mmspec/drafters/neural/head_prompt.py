@@ -84,7 +84,7 @@ def head_prompt(
     is_kept = place >= start  # (R, slots)
     is_thinned = head.config.visual_keep < 1
     if (visual_slots != "fused" or is_thinned) and target.placeholder_ids:
-        tokens = _require_tokens(prompt.tokens)[:, 1:]
+        tokens = require_tokens(prompt.tokens)[:, 1:]
         visual = torch.isin(tokens, tokens.new_tensor(target.placeholder_ids)) & is_kept
         if visual_slots == "placeholder":
             inputs = (head.embeddings or target.embed)(tokens)
@@ -98,8 +98,8 @@ def head_prompt(
         if is_thinned:
             is_kept = is_kept & (select_attended(prompt, visual, head.config.visual_keep) | ~visual)
     elif head.embeddings is not None:
-        inputs = head.embeddings(_require_tokens(prompt.tokens)[:, 1:])
-    where, pads = _pack_slots(is_kept)
+        inputs = head.embeddings(require_tokens(prompt.tokens)[:, 1:])
+    where, pads = pack_slots(is_kept)
     rows = torch.arange(len(where), device=where.device)[:, None]
     marks = SlotMarks(
         raw=None if raw is None else raw[rows, where],
@@ -155,7 +155,7 @@ def find_runs(marks: Sequence[bool]) -> Iterator[tuple[int, int]]:
             yield first, at
 
 
-def _require_tokens(tokens: Tensor | None) -> Tensor:
+def require_tokens(tokens: Tensor | None) -> Tensor:
     if tokens is None:
         raise ValueError(
             "this head distinguishes images from text by the token ids of a prompt: give a prompt "
@@ -164,7 +164,7 @@ def _require_tokens(tokens: Tensor | None) -> Tensor:
     return tokens
 
 
-def _pack_slots(is_kept: Tensor) -> tuple[Tensor, list[int]]:  # (R, slots) bool
+def pack_slots(is_kept: Tensor) -> tuple[Tensor, list[int]]:  # (R, slots) bool
     """Indices (R, n) of the kept slots, padded on the left, and the padding of each row."""
     counts = is_kept.sum(-1)
     width = int(counts.max())
@@ -194,7 +194,7 @@ def _positions(
 def question_embeddings(target: Reader, prompt: TargetPrompt, row: int) -> Tensor:  # (T, D)
     """Embeddings of a row's text after the last image of the prompt, or of all its text."""
     stop = prompt.embeds.shape[1] - prompt.response_length
-    tokens = _require_tokens(prompt.tokens)[row, prompt.padding[row] : stop]
+    tokens = require_tokens(prompt.tokens)[row, prompt.padding[row] : stop]
     is_text = ~torch.isin(tokens, tokens.new_tensor(sorted(target.visual_ids)))
     later = is_text.long().flip(0).cumprod(0).flip(0).bool()
     is_question = later if bool(later.any()) else is_text
