@@ -18,7 +18,7 @@ from mmspec.drafters.draft_model import (
     empty_growth,
     step_indices,
 )
-from mmspec.drafters.lengths.length import max_useful_length
+from mmspec.drafters.lengths.length import max_useful_length, useful_lengths
 from mmspec.drafters.shapes import SAMPLED_KINDS, Shape
 from mmspec.drafters.trees.draws import draw
 from mmspec.errors import check_number
@@ -78,7 +78,9 @@ class ParallelChain(Shape):
         position = context.position() + steps
         tokens = draw(distribution, 1, kind, context.noise, position, steps)[:, :, 0]
         sampled = distribution if kind in SAMPLED_KINDS else None
-        return GrownDraft(Draft.chain(tokens, kind, sampled), [()], [distribution])
+        ends = useful_lengths(context, count)
+        mask = None if ends is None else steps < ends[:, None]
+        return GrownDraft(Draft.chain(tokens, kind, sampled, mask), [()], [distribution])
 
 
 @lru_cache(maxsize=64)
