@@ -18,6 +18,7 @@ CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, 
     "coupled, sampled": (260, {"length": 5}, 5),
     "coupled, tree": (160, {"tree": [3, 2, 1, 1]}, 21),
     "dynamic-tree": (225, {}, 16),
+    "recursive-rejection": (170, {}, 21),
 }
 
 

@@ -13,7 +13,7 @@ from mmspec.distributions import Distribution
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.verifiers.walk import check_draft, find_longest_path
+from mmspec.verifiers.walk import check_draft, verify_tokens
 
 
 @dataclass(frozen=True)
@@ -34,19 +34,7 @@ class Coupled(Verifier):
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         check_draft(self, draft, distribution=False)
-        own = target_tokens(draft, scores, noise)
-        if draft.is_chain or not draft.nodes:
-            hits = _equal(own[:, :-1], draft.tokens)
-            accepted = (hits & draft.mask if draft.padded else hits).cumprod(-1)
-            length = row = accepted.sum(-1)
-            path = accepted * _count_from_one(draft.nodes, accepted.device) - 1
-        else:
-            parent = draft.parents + 1
-            rows = torch.arange(draft.batch, device=parent.device)[:, None]
-            path, length, row = find_longest_path(draft, _equal(own[rows, parent], draft.tokens))
-        if own.dim() == 2:
-            return Verdict(path, length, own.gather(1, row[:, None])[:, 0])
-        return Verdict(path, length, own[torch.arange(draft.batch, device=row.device), row])
+        return verify_tokens(draft, target_tokens(draft, scores, noise))
 
 
 def target_tokens(draft: Draft, scores: Scores, noise: Noise) -> Tensor:  # (B, N + 1, *E)
@@ -60,16 +48,6 @@ def target_tokens(draft: Draft, scores: Scores, noise: Noise) -> Tensor:  # (B, 
             gumbel = noise.shared_keys(scores.position[:, first]).gumbel(distribution.size)
             return (distribution.scores + gumbel[:, level]).argmax(-1)
     return distribution.sample(noise.shared_keys(scores.position))
-
-
-def _equal(left: Tensor, right: Tensor) -> Tensor:  # (B, N, *E) x2 -> (B, N)
-    same = left == right
-    return same if same.dim() == 2 else same.flatten(2).all(-1)
-
-
-@lru_cache(maxsize=64)
-def _count_from_one(count: int, device: torch.device) -> Tensor:
-    return torch.arange(1, count + 1, device=device)
 
 
 @lru_cache(maxsize=64)

@@ -25,6 +25,7 @@ from mmspec.verifiers.walk import (
     remove_token,
     rule_at_depth,
     verify_empty,
+    verify_greedy,
 )
 
 
@@ -52,6 +53,9 @@ class Recursive(Verifier):
         check_draft(self, draft)
         if not draft.nodes:
             return verify_empty(scores, noise)
+        greedy = verify_greedy(draft, scores) if self.lossless else None
+        if greedy is not None:
+            return greedy
         if draft.is_chain:
             return self._chain(draft, scores, noise)
 

@@ -13,7 +13,14 @@ from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.trees import Tree
 from mmspec.verifiers.block import scaled_residual, stopping_probability
-from mmspec.verifiers.walk import check_draft, gather_token, one_hot, proposal, remove_token
+from mmspec.verifiers.walk import (
+    check_draft,
+    gather_token,
+    one_hot,
+    proposal,
+    remove_token,
+    verify_greedy,
+)
 
 
 @dataclass(frozen=True)
@@ -40,7 +47,7 @@ class Traversal(Verifier):
                     "draft the same topology in every row, verify row by row, or use Recursive"
                 )
             tree = Tree(tuple(draft.parents[0].tolist()))
-        return _Walk(draft, scores, noise, tree).run()
+        return verify_greedy(draft, scores) or _Walk(draft, scores, noise, tree).run()
 
 
 class _Walk:

@@ -41,7 +41,8 @@ class SiblingDescent(Verifier):
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         check_draft(self, draft)
-        return descend(draft, scores, noise, self.step(draft))
+        step = self.step(draft)
+        return verify_greedy(draft, scores) or descend(draft, scores, noise, step)
 
     @abstractmethod
     def step(self, draft: Draft) -> Step:
@@ -85,6 +86,41 @@ def descend(draft: Draft, scores: Scores, noise: Noise, step: Step) -> Verdict:
         torch.stack(path, 1) if path else torch.empty(draft.batch, 0, dtype=at.dtype, device=device)
     )
     return Verdict(nodes, (nodes >= 0).sum(-1), noise.pick(weights, Lane.RESIDUAL))
+
+
+def verify_greedy(draft: Draft, scores: Scores) -> Verdict | None:
+    """The verdict of lossless rules on point masses: they accept the target's tokens and no other.
+
+    None if the target samples. It needs no probabilities, no noise, and nothing on the host.
+    """
+    distribution = as_categorical(scores.distribution)
+    return verify_tokens(draft, distribution.mode) if distribution.hard else None
+
+
+def verify_tokens(draft: Draft, own: Tensor) -> Verdict:
+    """Accept the path that equals the target's tokens `own` (B, N + 1, *E): row 0, then nodes."""
+    if draft.is_chain or not draft.nodes:
+        hits = _equal(own[:, :-1], draft.tokens)
+        accepted = (hits & draft.mask if draft.padded else hits).cumprod(-1)
+        length = row = accepted.sum(-1)
+        path = accepted * _count_from_one(draft.nodes, accepted.device) - 1
+    else:
+        parent = draft.parents + 1
+        rows = torch.arange(draft.batch, device=parent.device)[:, None]
+        path, length, row = find_longest_path(draft, _equal(own[rows, parent], draft.tokens))
+    if own.dim() == 2:
+        return Verdict(path, length, own.gather(1, row[:, None])[:, 0])
+    return Verdict(path, length, own[torch.arange(draft.batch, device=row.device), row])
+
+
+def _equal(left: Tensor, right: Tensor) -> Tensor:  # (B, N, *E) x2 -> (B, N)
+    same = left == right
+    return same if same.dim() == 2 else same.flatten(2).all(-1)
+
+
+@lru_cache(maxsize=64)
+def _count_from_one(count: int, device: torch.device) -> Tensor:
+    return torch.arange(1, count + 1, device=device)
 
 
 def find_longest_path(

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import KeyedNoise
-from mmspec.draft import Draft, Kind, Scores
+from mmspec.draft import Draft, Kind, Scores, Verifier
 from mmspec.trees import Tree
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.traversal import Traversal
 from mmspec.verifiers.walk import find_longest_path, is_all_false, one_hot
 
 
@@ -51,6 +52,31 @@ def test_siblings_are_tested_up_to_the_accepted_one(kind: Kind, wanted: int) -> 
     assert int(verdict.next) == wanted
     assert rule.asked.count("residual") == levels * misses
     assert rule.asked.count("accept") == levels * misses + 2 * (wanted != 9)
+
+
+@pytest.mark.parametrize("kind", [Kind.DET, Kind.WOR])
+@pytest.mark.parametrize("verifier", [Recursive(), Traversal()], ids=lambda one: type(one).__name__)
+def test_a_point_mass_is_verified_as_the_same_distribution(verifier: Verifier, kind: Kind) -> None:
+    """Greedy decoding compares tokens; its verdict is that of the one-hot probabilities."""
+    torch.manual_seed(0)
+    batch, tree = 64, Tree.branching([3, 2, 2])
+    scores = torch.randn(batch, tree.nodes + 1, 5)
+    drafted = torch.randn(batch, tree.nodes, 5)
+    tokens = torch.empty(batch, tree.nodes, dtype=torch.int64)
+    for children in filter(None, tree.children):  # siblings differ and share a distribution
+        drafted[:, list(children)] = drafted[:, children[0], None]
+        tokens[:, list(children)] = drafted[:, children[0]].topk(len(children), -1).indices
+    draft = Draft.from_tree(tree, tokens, kind, Categorical(drafted) if kind is Kind.WOR else None)
+    position = torch.zeros(batch, tree.nodes + 1).long()
+    noise = KeyedNoise.from_seed(0, batch, torch.device("cpu"))
+    greedy = Categorical(scores, hard=True)
+    one, other = (
+        verifier.verify(draft, Scores(p, position), noise)
+        for p in (greedy, Categorical.from_probs(greedy.probs))
+    )
+    assert len(set(one.length.tolist())) > 2
+    for name in ("path", "length", "next"):
+        assert torch.equal(getattr(one, name), getattr(other, name)), name
 
 
 @pytest.mark.parametrize(
