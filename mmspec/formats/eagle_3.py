@@ -14,7 +14,6 @@ Engines and trainers embed the placeholder token at image slots: `visual_slots="
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,13 +25,15 @@ from mmspec.formats.head_files import (
     check_head,
     check_values,
     copy_tensors,
+    count_layers,
     head_format,
     llama_config,
+    mark_tokens,
     open_head,
     read_sizes,
     rename_prefix,
 )
-from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig, FusedStateHead
 from mmspec.models.llama_layers import SLIDING
 
 IDS = "eagle_aux_hidden_state_layer_ids"
@@ -84,12 +85,17 @@ def listed_layers(config: Mapping[str, Any]) -> list[int] | None:
 
 
 def build_eagle3_head(
-    found: PublishedHead, taps: Sequence[int] | None, dialect: Dialect
-) -> Eagle3Head:
+    found: PublishedHead,
+    taps: Sequence[int] | None,
+    dialect: Dialect,
+    maker: Any = Eagle3Head,
+    **more: Any,
+) -> Any:
     """Build a head from weights of the shared names; `taps` are Hugging Face hidden state indices.
 
-    Raises ValueError for a vocabulary map that is out of range or inconsistent, and for settings
-    that the dialect does not have.
+    `maker` is the class of the head, `more` are further fields of its configuration. Raises
+    ValueError for a vocabulary map that is out of range or inconsistent, and for settings that the
+    dialect does not have.
     """
     tensors = rename_prefix(found.tensors, "layers.0.", "midlayer.")
     for name in ("lm_head.weight", "fc.weight"):
@@ -100,15 +106,15 @@ def build_eagle3_head(
     if "t2d" in tensors:
         size = own["vocab_size"] = len(tensors["t2d"])
     elif "d2t" in tensors:
-        tensors["t2d"] = _mask(tensors["d2t"], size)
+        tensors["t2d"] = mark_tokens(tensors["d2t"], size)
     if draft_size == size:  # identity maps
         tensors.pop("t2d", None)
         tensors.pop("d2t", None)
     wide = found.config.get("target_hidden_size")
-    config = Eagle3HeadConfig(
+    config: Eagle3HeadConfig = maker.config_class(
         **own,
         **_read_variants(found, dialect),
-        num_hidden_layers=_count_layers(tensors, found),
+        num_hidden_layers=count_layers(tensors, found, extra=1),
         draft_vocab_size=None if draft_size == size else draft_size,
         target_hidden_size=None if wide == own["hidden_size"] else wide,
         tapped_layers=None if taps is None else list(taps),
@@ -116,11 +122,12 @@ def build_eagle3_head(
         attention_bias="midlayer.self_attn.q_proj.bias" in tensors,
         qk_norm="midlayer.self_attn.q_norm.weight" in tensors,
         visual_slots="placeholder",
+        **more,
     )
-    ignored = () if config.target_hidden_size else IGNORED
+    ignored = () if config.has_embeddings else IGNORED
     published = PublishedHead(found.config, tensors, found.file)
-    head: Eagle3Head = build_head(
-        lambda: Eagle3Head(config),
+    head = build_head(
+        lambda: maker(config),
         published,
         "EAGLE-3",
         ignored,
@@ -146,33 +153,13 @@ def _read_variants(found: PublishedHead, dialect: Dialect) -> dict[str, Any]:
     return own
 
 
-def _count_layers(tensors: Mapping[str, Any], found: PublishedHead) -> int:
-    """Number of decoder layers. Raises ValueError where the configuration has another one."""
-    further = {match[1] for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))}
-    count, listed = 1 + len(further), found.config.get("num_hidden_layers")
-    if listed not in (None, count):
-        raise ValueError(
-            f"{found.file} has {count} decoder layers, but its configuration has "
-            f"num_hidden_layers={listed}; give the matching config.json"
-        )
-    return count
-
-
-def _mask(offsets: Any, size: int) -> Any:  # (V',) -> (V,) bool
-    """Mark the target tokens that a map leads to; out-of-range ones are left to `head.check()`."""
-    ids = offsets.new_tensor(range(len(offsets))) + offsets
-    found = offsets.new_zeros(size, dtype=bool)
-    found[ids[(ids >= 0) & (ids < size)]] = True
-    return found
-
-
 def to_published(head: Any, dialect: Dialect, ids: Sequence[int] | None) -> PublishedHead:
     """Return the flat configuration and the weights; with `ids`, the configuration lists layers.
 
     Raises ValueError for another kind of head, and for settings that the dialect cannot express.
     """
     plain = {name: only for name, only in _PLAIN.items() if name not in dialect.can_express}
-    check_head(head, Eagle3Head, dialect.name, {})
+    check_head(head, FusedStateHead, dialect.name, {})
     if head.config.visual_slots != "placeholder":
         raise ValueError(
             f"this head reads image slots with visual_slots={head.config.visual_slots!r}, but "
@@ -180,7 +167,7 @@ def to_published(head: Any, dialect: Dialect, ids: Sequence[int] | None) -> Publ
             "with visual_slots=placeholder, or set that in its config.json if its target reads no "
             "images"
         )
-    check_head(head, Eagle3Head, dialect.name, plain)
+    check_head(head, FusedStateHead, dialect.name, plain)
     config, tensors = head.config, copy_tensors(head)
     size = config.draft_vocab_size or config.vocab_size
     kind = "Eagle3Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLMEagle3"

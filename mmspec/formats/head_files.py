@@ -165,6 +165,29 @@ def llama_config(config: Any, architecture: str) -> dict[str, Any]:
     }
 
 
+def count_layers(tensors: Mapping[str, Tensor], found: PublishedHead, extra: int = 0) -> int:
+    """Number of decoder layers: those named `layers.N`, and `extra` ones under other names.
+
+    Raises ValueError where the configuration has another number.
+    """
+    named = {match[1] for name in tensors if (match := re.match(r"layers\.(\d+)\.", name))}
+    count, listed = extra + len(named), found.config.get("num_hidden_layers")
+    if listed not in (None, count):
+        raise ValueError(
+            f"{found.file} has {count} decoder layers, but its configuration has "
+            f"num_hidden_layers={listed}; give the matching config.json"
+        )
+    return count
+
+
+def mark_tokens(offsets: Tensor, size: int) -> Tensor:  # (V',) -> (V,) bool
+    """Mark the target tokens that a map leads to; out-of-range ones are left to `head.check()`."""
+    ids = torch.arange(len(offsets)) + offsets
+    found = torch.zeros(size, dtype=torch.bool)
+    found[ids[(ids >= 0) & (ids < size)]] = True
+    return found
+
+
 def copy_tensors(head: Any) -> dict[str, Tensor]:
     """Copy the weights of a head, each into memory of its own."""
     return {name: one.detach().contiguous().clone() for name, one in head.state_dict().items()}

@@ -19,7 +19,7 @@ from mmspec.formats.eagle_3 import (
     to_published,
 )
 from mmspec.formats.head_files import PublishedHead, check_head, head_format, open_head
-from mmspec.models.heads.eagle3 import Eagle3Head
+from mmspec.models.heads.eagle3 import Eagle3Head, FusedStateHead
 
 EXPRESSIBLE = frozenset(
     (*VARIANTS, "qk_norm", "num_hidden_layers", "num_taps", "sliding_window", "attention_bias")
@@ -39,15 +39,25 @@ def export(head: Any, target: str | None) -> PublishedHead:
     Raises ValueError for layers out of order: vLLM sorts them, and drops repeated ones.
     """
     check_head(head, Eagle3Head, "vllm", {})
+    return export_ordered(head)
+
+
+def export_ordered(head: Any) -> PublishedHead:
+    """Export a head of EAGLE-3's layout. Raises ValueError as `export` does."""
     if head.config.positions != "mrope":  # vLLM's, where rope_parameters have an mrope_section
-        check_head(head, Eagle3Head, "vllm", {"positions": "keep"})
+        check_head(head, FusedStateHead, "vllm", {"positions": "keep"})
     layers = head.config.tapped_layers
+    check_order(layers)
+    return to_published(head, VLLM, layers)
+
+
+def check_order(layers: Sequence[int] | None) -> None:
+    """Refuse layers in an order that vLLM does not keep. Raises ValueError."""
     if layers is not None and list(layers) != sorted(set(layers)):
         raise ValueError(
             f"this head reads the layers {list(layers)}, but vLLM reads them in ascending order "
             "and once each; train a head with such tapped_layers"
         )
-    return to_published(head, VLLM, layers)
 
 
 _NESTED_TOWER = ((r"(?:model\.)?vision_tower\.(?:vision_model\.)?", "vision_tower.vision_model."),)

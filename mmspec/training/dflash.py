@@ -20,7 +20,7 @@ from transformers import DynamicCache
 
 from mmspec.drafters.neural.dflash import ContextSlots, context_slots
 from mmspec.drafters.neural.feature_head import check_head, tap_of
-from mmspec.models.heads.dflash import DFlashHead, DFlashHeadConfig
+from mmspec.models.heads.dflash import DFlashHead, DFlashHeadConfig, uniform_layers
 from mmspec.models.heads.p_eagle import unused_token
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import TrainingExample, read_example
@@ -117,8 +117,12 @@ def block_gamma(size: int) -> float:
 
 def new_dflash(target: Reader, counts: Tensor, **changes: Any) -> DFlashHead:
     """Make an untrained head; its mask token is the least frequent one of the training data."""
-    changes = {"mask_token_id": unused_token(counts), **changes}
-    config = DFlashHeadConfig.of(target.config, target.vocabulary, **changes)
+    layers = len(target.layers)
+    own = {"mask_token_id": unused_token(counts), "num_target_layers": layers}
+    if changes.get("tapped_layers") is None:
+        taps = changes.get("num_taps", DFlashHeadConfig.num_taps)
+        own["tapped_layers"] = list(uniform_layers(layers, taps))
+    config = DFlashHeadConfig.of(target.config, target.vocabulary, **{**own, **changes})
     head = DFlashHead(config)
     head.choose_vocabulary(counts)
     return head

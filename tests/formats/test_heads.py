@@ -362,7 +362,7 @@ def test_the_command_line_converts_and_exports(
     assert main(asked) == 1
     assert "holds something already" in capsys.readouterr().err
     assert main(["export", "llamagen", str(tmp_path / "head"), "--out", str(tmp_path / "x")]) == 1
-    assert "format llamagen is only read; choose one of angelslim, dream" in capsys.readouterr().err
+    assert "format llamagen is only read; choose one of angelslim" in capsys.readouterr().err
     assert main(["export", "eagle", str(tmp_path / "head"), "--out", str(tmp_path / "x")]) == 1
     assert "holds a FeatureHead, and this is a Eagle3Head" in capsys.readouterr().err
     listed = {one["format"]: one["exported"] for one in run(capsys, "convert")}

@@ -36,7 +36,8 @@ class DFlashHeadConfig(StateHeadConfig):
 
     `block_size` tokens are read at once, the newest one and masks: `block_size` - 1 are drafted.
     `num_taps` hidden states are fused. `visual_slots` is "fused", images are a part of the context,
-    or "hidden", they are left out; `positions` is "keep" or "mrope".
+    or "hidden", they are left out; `positions` is "keep" or "mrope". `num_target_layers` is that of
+    public checkpoints, and not used.
     """
 
     model_type = "dflash_head"
@@ -49,6 +50,7 @@ class DFlashHeadConfig(StateHeadConfig):
     mask_token_id: int = 0
     num_taps: int = 5
     draft_vocab_size: int | None = None
+    num_target_layers: int | None = None
 
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
@@ -116,9 +118,9 @@ class DFlashHead(DraftVocabulary, LlamaHead):
         cos, sin = (part[:, None] for part in self.rotary_emb(states, position_ids))
         for index, layer in enumerate(self.layers):
             attention: Any = layer.self_attn
-            shape = (*states.shape[:-1], -1, attention.head_dim)
-            keys = attention.k_norm(attention.k_proj(states).view(shape)).transpose(1, 2)
-            values = attention.v_proj(states).view(shape).transpose(1, 2)
+            shape = (-1, attention.head_dim)
+            keys = attention.k_norm(attention.k_proj(states).unflatten(-1, shape)).transpose(1, 2)
+            values = attention.v_proj(states).unflatten(-1, shape).transpose(1, 2)
             cache.update(keys * cos + rotate_half(keys) * sin, values, index)
 
     def forward(
