@@ -33,6 +33,7 @@ from mmspec.cli.output import (
     show_status,
     silence_libraries,
 )
+from mmspec.cli.training_cost import estimate_cost
 from mmspec.cli.training_data import check_rows, list_bad_rows, read_data
 from mmspec.cli.training_endpoint import EndpointCollector
 from mmspec.cli.training_examples import (
@@ -48,7 +49,6 @@ from mmspec.cli.training_folder import TrainingFolder
 from mmspec.cli.training_plan import (
     TrainOptions,
     check_share,
-    estimate_cost,
     get_trainable,
 )
 from mmspec.modality import TrainingData

@@ -118,8 +118,17 @@ def train(
         bool, typer.Option("--trust-remote-code", help="Run code from the target's folder.")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print parameters, memory and data, and stop.")
+        bool, typer.Option("--dry-run", help="Print memory, disk, hours and data, and stop.")
     ] = False,
+    devices: Annotated[
+        int | None, typer.Option(min=1, max=1 << 16, help="Devices of a dry run; default: 1.")
+    ] = None,
+    assume: Annotated[
+        str,
+        typer.Option(
+            help="A device of a dry run, such as tflops=400,memory_gbs=2000,link_gbs=200."
+        ),
+    ] = "",
     json: Json = False,
 ) -> None:
     """Train a recipe's drafter for a target; the same command resumes a stopped run."""

@@ -47,6 +47,11 @@ def skeleton(name: str) -> Any:
             f"{name} holds a {kind.description} and cannot generate alone; name its target "
             "here and give it as drafter="
         )
+    return skeleton_of_config(name)
+
+
+def skeleton_of_config(name: str) -> Any:
+    """Build a model on the meta device, of a folder that may hold no weights."""
     with explain_load_errors(name):
         register_own_model(name)
         known = transformers.AutoConfig.from_pretrained(name, trust_remote_code=False)

@@ -110,5 +110,17 @@ def load_drafter(
 
 def skeleton(source: str) -> Any:
     """Build a token model on the meta device, to check arguments before weights are loaded."""
+    return doctor_tokens.skeleton(_folder(source))
+
+
+def skeleton_of_config(source: str) -> Any:
+    """As `skeleton`, also of a folder that holds a configuration and no weights."""
+    name = _folder(source)
+    is_bare = Path(name).is_dir() and not any(Path(name).glob("*.safetensors"))
+    return doctor_tokens.skeleton_of_config(name) if is_bare else doctor_tokens.skeleton(name)
+
+
+def _folder(source: str) -> str:
+    """The folder of a bundled model; other names are returned unchanged."""
     is_zoo = source.startswith(ZOO)
-    return doctor_tokens.skeleton(str(path(source.removeprefix(ZOO))) if is_zoo else source)
+    return str(path(source.removeprefix(ZOO))) if is_zoo else source

@@ -138,5 +138,5 @@ def _write_moments(episode: Rollout, chunk: int, folder: Path, number: int) -> l
     return rows
 
 
-skeleton = formatting.skeleton
+skeleton = formatting.skeleton_of_config
 teacher = PolicyTeacher

@@ -165,5 +165,5 @@ def record_episodes(
     raise AssertionError(f"{data}: language models have no environment")
 
 
-skeleton = formatting.skeleton
+skeleton = formatting.skeleton_of_config
 teacher = LanguageTeacher
