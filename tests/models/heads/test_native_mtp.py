@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -301,3 +302,30 @@ def test_a_decoder_without_the_parts_of_a_head_is_refused() -> None:
     config = hf.GPT2Config(n_layer=1, n_embd=16, n_head=2, vocab_size=9)
     with pytest.raises(ValueError, match="GPT2Model has no layers or norm or rotary_emb"):
         native_mtp.new_head(hf.GPT2Model(config), config)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["glm4_moe", "deepseek_v3"])
+def test_it_drafts_as_transformers_does(family: str, tmp_path: Path) -> None:
+    """A trained head needs the forwards of `generate(use_mtp=True)`, fewer with longer chains."""
+    head = write_checkpoint(family, tmp_path)
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "num_nextn_predict_layers": 1}))
+    target = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    given = {"input_ids": requests(family, 1)["input_ids"]}
+    example, _ = greedy_example(target, given, 48)
+    train_head(EAGLE, backbone(target), head, endless(example), 150, rate=5e-3)
+    add_weights(family, tmp_path, target, head)
+    target = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    target._keys_to_ignore_on_load_unexpected = [r"model\.layers\.2\."]  # of two layers, not 61
+    how: dict[str, Any] = {"max_new_tokens": 48, "do_sample": False}
+    plain = target.generate(**given, **how)
+    fast, longer = (mmspec.accelerate(target, length=length) for length in (1, 4))
+    found, four = fast.generate(**given, **how), longer.generate(**given, **how)
+    calls: list[int] = []
+    target.model.layers[0].register_forward_hook(lambda *_: calls.append(1))
+    theirs = target.generate(**given, **how, use_mtp=True)
+    for one in (theirs, found.sequences, four.sequences):
+        assert torch.equal(one, plain)
+    assert abs(found.stats.target_calls + 1 - len(calls)) <= 1 < 47 - found.stats.target_calls
+    assert four.stats.target_calls < found.stats.target_calls
