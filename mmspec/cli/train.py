@@ -12,7 +12,7 @@ OUT/played/                          episodes of a policy, where --data asks for
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
@@ -61,13 +61,15 @@ from mmspec.training.feature_size import cache_bytes, check_space, required_feat
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 from mmspec.training.processes import Processes
 from mmspec.training.responses import GenerateResponses, Response, collect_responses
+from mmspec.training.sharding import check_sharded, sharding_options
 
 SHOWN = 4  # reasons for what is left out
 
 
 def run(**typed: Any) -> None:
     """Train a head, or report what that would take."""
-    options, processes = TrainOptions(**typed), Processes.from_environment()
+    options = TrainOptions(**typed)
+    processes = Processes.from_environment(options.shard_target and not options.dry_run)
     check_share(options, processes)
     recipe = get_trainable(options.recipe)
     owner = registry.find_modality(options.target)
@@ -81,6 +83,11 @@ def run(**typed: Any) -> None:
         raise ValueError(
             f"--dry-run records nothing; drop it, or give --data a file for {options.data}"
         )
+    if plays and options.shard_target:
+        raise ValueError(
+            f"--data {options.data} is recorded by one process, which holds a share of the target "
+            "with --shard-target; drop that, or record the episodes first"
+        )
     TrainingFolder(options.out).check()
     with processes.main_process_first() if options.allow_urls else nullcontext():
         data = DataSet(options.data, []) if plays else read_data(options, teaching)
@@ -91,8 +98,7 @@ def run(**typed: Any) -> None:
         if options.dry_run:
             model = teaching.skeleton(options.target)
         else:
-            model = registry.plug(owner).load(options.target, **keywords)
-            model = model if processes.device is None else model.to(processes.device)
+            model = _load(options, registry.plug(owner), processes, **keywords)
         teacher = teaching.teacher(options.target, model, **keywords)
     if plays:
         options = replace(options, data=_record_episodes(options, teaching, teacher, processes))
@@ -111,6 +117,16 @@ def run(**typed: Any) -> None:
         )
         return
     _Training(options, recipe, model, teacher, data, processes).run()
+
+
+def _load(options: TrainOptions, plug: Any, processes: Processes, **keywords: Any) -> Any:
+    """Load the target, or this process's share of it. Raises ValueError where it has no shares."""
+    if not options.shard_target:
+        model = plug.load(options.target, **keywords)
+        return model if processes.device is None else model.to(processes.device)
+    model = plug.load(options.target, **keywords, **sharding_options(processes.size))
+    check_sharded(model, processes.size)
+    return model
 
 
 def _record_episodes(
@@ -142,19 +158,23 @@ class _Training:
         self.folder = TrainingFolder(options.out)
         assert recipe.training is not None
         self.rate = recipe.training.rate if options.rate is None else options.rate
+        self.fingerprint = fingerprint(teacher.reader)  # by all processes of a sharded target
         self.history: list[dict[str, Any]] = []
         self.tap = ""  # the features that are cached
         self.cache: FeatureCache | None = None
 
     def run(self) -> None:
-        options = self.options
-        if options.cache is not None:  # heads without cacheable features are refused now
-            head = self._head(torch.ones(self.teacher.reader.vocabulary, dtype=torch.int64))
-            assert self.recipe.training is not None
-            self.tap = required_features(self.recipe.training, self.teacher.reader, head)
+        options, reader, training = self.options, self.teacher.reader, self.recipe.training
+        assert training is not None
+        head = self._head(torch.ones(reader.vocabulary, dtype=torch.int64))
+        training.stages(head, options.steps, self.rate, options.muon)  # refused now
+        if options.cache is not None:
+            self.tap = required_features(training, reader, head)
+        given = (options, self.recipe.name, self.rate, digest(options.data, self.data.bad))
         is_quiet = options.json or not self.processes.is_first
         with self.processes.main_process_first():
-            self._begin()
+            self.folder.begin(*given, self.fingerprint)
+            self.folder.write_bad_rows(list_bad_rows(self.data))
         with show_progress(is_quiet) as bar:
             shared = (self.processes, lambda stage, done, total, _: bar(stage, done, total))
             if self.processes.is_first:
@@ -211,8 +231,8 @@ class _Training:
             "pictures": hashlib.sha256(repr(sizes).encode()).hexdigest(),
             "dtype": f"{reader.model.dtype}, bf16={options.bf16}",
         }
-        own = {"process": self.processes.index}
-        cache = FeatureCache(options.cache, owner, fingerprint(reader), **own)
+        writer = self.processes.index if self.processes.writes else None
+        cache = FeatureCache(options.cache, owner, self.fingerprint, process=writer)
         size = cache_bytes(reader, self.tap, ((one.prompt, len(one.tokens)) for one in trained_on))
         check_space(options.cache, size, cache.shards)
         if not options.json and self.processes.is_first:
@@ -227,20 +247,10 @@ class _Training:
             options.answers == "data", *sizes, options.temperature, options.seed
         )
         if (endpoint := options.chat_endpoint()) is not None:
-            return EndpointCollector(endpoint, self.teacher, settings, options.concurrency), 1
+            ask = EndpointCollector(endpoint, self.teacher, settings, options.concurrency)
+            return (ask if self.processes.writes else _wait_for_others), 1
         collector = ResponseCollector(self.model, self.teacher, settings)
         return partial(map, collector), 4 * options.batch
-
-    def _begin(self) -> None:
-        """Write the options, or check that those of the run to resume are the same."""
-        options, reader = self.options, self.teacher.reader
-        if not self.folder.is_begun:
-            head = self._head(torch.ones(reader.vocabulary, dtype=torch.int64))
-            assert self.recipe.training is not None
-            self.recipe.training.stages(head, options.steps, self.rate, options.muon)  # refused now
-        given = (options, self.recipe.name, self.rate, digest(options.data, self.data.bad))
-        self.folder.begin(*given, fingerprint(reader))
-        self.folder.write_bad_rows(list_bad_rows(self.data))
 
     def _trainer(self, counts: torch.Tensor) -> HeadTrainer:
         """The trainer of a new head, or of the checkpoint."""
@@ -296,7 +306,7 @@ class _Training:
 
     def _judge(self, trainer: HeadTrainer) -> float:
         options = self.options
-        if not self.processes.is_first:
+        if not self.processes.measures:
             return float("nan")
         data = (self.teacher, self.judged, options.batch, options.max_new_tokens)
         return measure_acceptance(self.model, self.recipe, trainer.trained_head(), *data)
@@ -323,6 +333,11 @@ class _Training:
         _show(found, False)
         for reason in left_out[:SHOWN]:
             print_error(f"left out: {reason}")
+
+
+def _wait_for_others(batches: Any) -> Iterator[Sequence[Response]]:
+    """Yield no response."""
+    yield from ()
 
 
 def _show(found: Mapping[str, Any], json: bool) -> None:

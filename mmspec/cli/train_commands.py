@@ -81,6 +81,10 @@ def train(
     steps: Annotated[int, typer.Option(min=1, max=10**8)] = 2000,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Questions per batch.")] = 8,
     accumulate: Annotated[int, typer.Option(min=1, max=4096, help="Batches per step.")] = 1,
+    shard_target: Annotated[
+        bool,
+        typer.Option("--shard-target", help="Split the target's weights over all processes."),
+    ] = False,
     rate: Annotated[
         float | None, typer.Option(min=0, help="Peak learning rate; default: the recipe's.")
     ] = None,

@@ -37,6 +37,7 @@ class TrainOptions:
     steps: int = 2000
     batch: int = 8
     accumulate: int = 1
+    shard_target: bool = False
     rate: float | None = None
     ema: float = 0.0
     bf16: bool = False

@@ -16,6 +16,7 @@ from mmspec.drafters.neural.aasd import check_aasd
 from mmspec.drafters.neural.kv import split_images
 from mmspec.models.heads.aasd import AasdHead, AasdHeadConfig, KvProjector
 from mmspec.targets.memory import Memory, build_block
+from mmspec.targets.readers.attention_tap import check_whole
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.fitting import TrainingProgress, silent
 from mmspec.training.heads import TrainingExample
@@ -52,6 +53,7 @@ class PrefixKv:
 @torch.no_grad()
 def read_kv(reader: Reader, example: TrainingExample, layer: int) -> TargetKv:
     """Run the target on an example. Raises ValueError for prompts without token ids."""
+    check_whole(reader.model, "keys and values")
     ids, tokens = example.inputs.get("input_ids"), example.tokens.clamp_min(0)
     memory, _, _ = reader.prefill(example.inputs, extra_slots=tokens.shape[1])
     if ids is None or not isinstance(memory, Memory) or memory.is_stepwise:

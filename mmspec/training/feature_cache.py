@@ -47,7 +47,7 @@ class FeatureCache:
 
     `owner` is JSON data that they depend on besides the target. Raises ValueError at construction
     for folders with other files, damaged files, and rows of another target or owner. `process` is
-    the number of the writer.
+    the number of the writer; None = nothing is written.
     """
 
     def __init__(
@@ -56,7 +56,7 @@ class FeatureCache:
         owner: Mapping[str, Any],
         target: list[list[float]] | None,
         shard_bytes: int = SHARD_BYTES,
-        process: int = 0,
+        process: int | None = 0,
     ) -> None:
         self.folder, self.owner, self.target = folder, dict(owner), target
         self.shard_bytes, self.process = shard_bytes, process
@@ -164,6 +164,9 @@ class FeatureCache:
     def flush(self) -> None:
         """Write pending rows to a new shard. Raises OSError where the disk is full."""
         if not self.waiting:
+            return
+        if self.process is None:
+            self.waiting = {}
             return
         own = [int(one.stem.split("-")[-1]) for one in self.shards if one.match(self._name("*"))]
         shard = self.folder / self._name(f"{max(own, default=-1) + 1:05d}")

@@ -16,6 +16,7 @@ from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import TrainingExample, read_example
 from mmspec.training.losses import soft_cross_entropy
 from mmspec.training.multi_token import heads_loss
+from mmspec.training.sharding import whole_weight
 from mmspec.training.trainable import HeadTraining
 
 
@@ -57,7 +58,7 @@ def _prefix(heads: HydraHeads, states: Tensor, padding: Any) -> Tensor:  # (R, n
 def output_matrix(target: Reader) -> Tensor:  # (V, D)
     """Return the target's output head as a matrix, without bias."""
     if isinstance(target.head, nn.Linear):
-        return target.head.weight.detach()
+        return whole_weight(target.model, target.head.weight).detach()
     width = int(target.config.hidden_size)
     one = torch.eye(width, device=target.device, dtype=target.model.dtype)
     rows: Tensor = target.head(one) - target.head(torch.zeros_like(one))

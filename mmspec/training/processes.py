@@ -3,8 +3,9 @@
     accelerate launch --num_processes 2 -m mmspec.cli train eagle-3 --accumulate 2 ...
 
 (`torchrun --nproc-per-node 2` on CPUs, where accelerate launches one process.) Each process holds
-target and head; gradients are averaged, so all make the same updates. Needs Hugging Face's
-`accelerate`: `pip install mmspec[train]`.
+target and head; gradients are averaged, so all make the same updates. A sharded target is held by
+all together, which then compute the same. Needs Hugging Face's `accelerate`:
+`pip install mmspec[train]`.
 
 Between steps processes wait for each other in a group with a time limit of its own, since
 generation and measurements may take longer than the limit of collective operations.
@@ -33,11 +34,20 @@ class Processes:
 
     state: Any = None  # accelerate's `PartialState`; None = single process
     group: Any = None  # of all processes, in which they wait for each other
+    is_sharded: bool = False  # whether they hold one target together
 
     @classmethod
-    def from_environment(cls) -> Processes:
-        """Read the launcher's environment. Raises ValueError without accelerate."""
+    def from_environment(cls, is_sharded: bool = False) -> Processes:
+        """Read the launcher's environment.
+
+        Raises ValueError without accelerate, and for a sharded target in a single process.
+        """
         if int(os.environ.get(_LAUNCHED, "1")) == 1:
+            if is_sharded:
+                raise ValueError(
+                    "--shard-target splits the target over several processes, and one was "
+                    "launched; start it by torchrun --nproc-per-node 2, or drop it"
+                )
             return cls()
         try:
             from accelerate import PartialState
@@ -47,20 +57,42 @@ class Processes:
                 "together; install mmspec[train], or launch one"
             ) from error
         state = PartialState(cpu=not torch.cuda.is_available())
-        return cls(state, torch.distributed.new_group(timeout=_PATIENCE, backend="gloo"))
+        group = torch.distributed.new_group(timeout=_PATIENCE, backend="gloo")
+        return cls(state, group, is_sharded)
 
     @property
-    def count(self) -> int:
+    def size(self) -> int:
+        """Number of processes."""
         return 1 if self.state is None else int(self.state.num_processes)
 
     @property
+    def count(self) -> int:
+        """Number of shares; 1 with a sharded target."""
+        return 1 if self.is_sharded else self.size
+
+    @property
     def index(self) -> int:
-        return 0 if self.state is None else int(self.state.process_index)
+        """Number of this process's share."""
+        return 0 if self.is_sharded else self._rank
 
     @property
     def is_first(self) -> bool:
-        """Whether this process evaluates, reports and writes checkpoints."""
-        return self.index == 0
+        """Whether this process reports and writes checkpoints."""
+        return self._rank == 0
+
+    @property
+    def measures(self) -> bool:
+        """Whether this process takes part in measurements: all do with a sharded target."""
+        return self.is_first or self.is_sharded
+
+    @property
+    def writes(self) -> bool:
+        """Whether this process writes its share: one of those with the same share does."""
+        return self.is_first or not self.is_sharded
+
+    @property
+    def _rank(self) -> int:
+        return 0 if self.state is None else int(self.state.process_index)
 
     @property
     def device(self) -> torch.device | None:
@@ -91,7 +123,7 @@ class Processes:
             torch.distributed.barrier(self.group)
         except RuntimeError as error:
             raise ConnectionError(
-                f"process {self.index} stops, since another of {self.count} has ended; correct "
+                f"process {self._rank} stops, since another of {self.size} has ended; correct "
                 "what that one reports, and repeat the command: it resumes"
             ) from error
 

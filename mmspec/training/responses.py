@@ -62,9 +62,10 @@ def collect_responses(
     own = processes.share(missing)
     done, total = len(numbered) - sum(map(len, missing)), sum(map(len, own))
     for count, new in enumerate(generate(own), 1):
-        _append(_own_file(file, processes.index), new)
+        if processes.writes:
+            _append(_own_file(file, processes.index), new)
         progress("answers", done + min(count * batch, total), done + total, float("nan"))
-    if processes.count == 1 and not missing:
+    if processes.size == 1 and not missing:
         return found
     processes.wait()
     if processes.is_first:

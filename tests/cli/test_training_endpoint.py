@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -108,7 +107,7 @@ class Server:
 
 
 @pytest.fixture
-def server(data: Path, own: bytes) -> Iterator[Server]:
+def server(data: Path, own: bytes) -> Server:
     return Server(data, own)
 
 

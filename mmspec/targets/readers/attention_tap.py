@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
+from transformers import PreTrainedModel
 
 from mmspec.targets.cache import cross_attention_layers
 from mmspec.targets.readers.backbone import FULL
@@ -141,6 +142,7 @@ class AttentionTap(LayerTap):
         self, backbone: Reader, required_features: frozenset[str], rows: Sequence[int] = ()
     ) -> None:
         check_tappable(backbone)
+        check_whole(backbone.model, "attention")
         required_features = required_features & ATTENTION_FEATURES
         layers = tapped_layers(backbone.config, required_features)
         super().__init__({layer: backbone.layers[layer] for layer in layers})
@@ -179,6 +181,20 @@ def check_tappable(backbone: Reader) -> None:
             "attention can only be tapped from sdpa, not "
             f"{backbone.config._attn_implementation!r}; load {name} with "
             "attn_implementation='sdpa' or choose a compressor that needs no attention"
+        )
+
+
+def is_sharded(model: Any) -> bool:
+    """Whether a model holds only a share of its weights in this process."""
+    return isinstance(model, PreTrainedModel) and (model.tp_size or 1) > 1
+
+
+def check_whole(model: Any, what: str) -> None:
+    """Refuse a sharded model, of which `what` is only present in part. Raises ValueError."""
+    if is_sharded(model):
+        raise ValueError(
+            f"this recipe reads {what} of a {type(model).__name__}, of which each process holds a "
+            "share; drop --shard-target, or choose another recipe, such as eagle-3"
         )
 
 
