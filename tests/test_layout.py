@@ -21,7 +21,7 @@ from mmspec import compressors, verifiers
 
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("modalities", "compressors", "verifiers")
-ENTRIES = ("pyproject.toml", "mmspec", *SHELVES, "demos", "tests", "README.md")
+ENTRIES = ("pyproject.toml", "mmspec", *SHELVES, "plugins", "demos", "tests", "README.md")
 ENGINE = ("draft", "trees", "distributions", "targets", "codes", "decode", "stats")
 LONGEST = 400  # lines of a file that is still one idea
 
@@ -60,7 +60,7 @@ def files(folder: Path, pattern: str = "*") -> Iterator[Path]:
 
 def sources() -> list[Path]:
     """Every Python file that is not a test, relative to the root."""
-    folders = ("mmspec", *SHELVES, "demos")
+    folders = ("mmspec", *SHELVES, "plugins", "demos")
     return [Path(name) / path for name in folders for path in files(ROOT / name, "*.py")]
 
 

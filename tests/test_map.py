@@ -56,7 +56,7 @@ def read_rows() -> list[Row]:
 def list_sources() -> list[str]:
     """Paths of all source files, without packages that hold only a docstring."""
     found = []
-    for folder in ("mmspec", *SHELVES, "tools", "demos"):
+    for folder in ("mmspec", *SHELVES, "plugins", "tools", "demos"):
         for path in sorted((ROOT / folder).rglob("*.py")):
             name = path.relative_to(ROOT).as_posix()
             is_link = name.startswith(tuple(f"mmspec/{shelf}/" for shelf in SHELVES))
@@ -79,7 +79,10 @@ ROWS = read_rows()
 SOURCES = list_sources()
 MODULES = {
     ("mmspec." if name.startswith(SHELVES) else "")
-    + name.removesuffix(".py").removesuffix("/__init__").replace("/", "."): name
+    + name.removeprefix("plugins/vllm/")
+    .removesuffix(".py")
+    .removesuffix("/__init__")
+    .replace("/", "."): name
     for name in SOURCES
 }
 UNMIRRORED = [name for name in SOURCES if not (ROOT / mirrored_path(name)).exists()]
