@@ -61,10 +61,14 @@ class Datastore:
             raise ValueError(f"token id {tokens.max()} does not fit in 32 bits; give smaller ids")
         return cls(tokens.astype(np.int32), _sort_suffixes(tokens))
 
-    @property
-    def vocabulary(self) -> int:
-        """One more than the largest id."""
-        return int(self.tokens.max()) + 1
+    def check_vocabulary(self, vocabulary: int) -> None:
+        """Raises ValueError for ids that a target with `vocabulary` ids does not have."""
+        largest = int(self.tokens.max())
+        if largest >= vocabulary:
+            raise ValueError(
+                f"the datastore has token id {largest}, but the target's vocabulary has "
+                f"{vocabulary}; build it with the target's tokenizer"
+            )
 
     def continuation(
         self, text: Sequence[int], length: int, longest: int = 16, shortest: int = 2
@@ -80,7 +84,7 @@ class Datastore:
         while low < high and len(chain) < length:
             if high - low == 1:  # one occurrence: all the rest is its text
                 start = int(self.order[low]) + depth
-                rest = self.tokens[start : start + length - len(chain)].tolist()
+                rest: list[int] = self.tokens[start : start + length - len(chain)].tolist()
                 return chain + (rest[: rest.index(SEPARATOR)] if SEPARATOR in rest else rest)
             occurrences = self.order[low : high : -(-(high - low) // _MAX_COUNTED)]
             following = self.tokens[occurrences + depth]  # sorted
@@ -152,6 +156,20 @@ class Datastore:
         tokens, order = self.tokens, self.order
         low = bisect_left(order, token, low, high, key=lambda start: tokens[start + depth])
         return low, bisect_right(order, token, low, high, key=lambda start: tokens[start + depth])
+
+
+def check_lengths(length: int, longest: int, shortest: int) -> None:
+    """Check the lengths of drafts and of suffixes to look up. Raises ValueError."""
+    if not 1 <= shortest <= longest:
+        raise ValueError(
+            f"shortest={shortest} must be at least 1 and at most longest={longest}; give lengths "
+            "of suffixes to look up"
+        )
+    if longest + length > SORTED_DEPTH:
+        raise ValueError(
+            f"longest={longest} and a draft of {length} tokens exceed the {SORTED_DEPTH} tokens by "
+            "which a datastore is sorted; give shorter ones"
+        )
 
 
 def _sort_suffixes(tokens: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import Length
-from mmspec.drafters.lookup.datastore import SORTED_DEPTH, Datastore
+from mmspec.drafters.lookup.datastore import Datastore, check_lengths
 from mmspec.drafters.lookup.prompt_lookup import length_of, pad_chains
 from mmspec.drafters.lookup.text_index import copy_tokens
 from mmspec.recipe import Kit
@@ -33,16 +33,7 @@ class RetrievalDrafter(Drafter):
         shortest: int = 2,
         ignore: Collection[int] = (),
     ) -> None:
-        if not 1 <= shortest <= longest:
-            raise ValueError(
-                f"shortest={shortest} must be at least 1 and at most longest={longest}; give "
-                "lengths of suffixes to look up"
-            )
-        if longest + length.max_length > SORTED_DEPTH:
-            raise ValueError(
-                f"longest={longest} and a draft of {length.max_length} tokens exceed the "
-                f"{SORTED_DEPTH} tokens by which a datastore is sorted; give shorter ones"
-            )
+        check_lengths(length.max_length, longest, shortest)
         self.datastore, self.length = datastore, length
         self.longest, self.shortest, self.ignore = longest, shortest, frozenset(ignore)
 
@@ -75,10 +66,6 @@ def rest(kit: Kit) -> Drafter:
                 f"datastore is a {type(given).__name__}; give a Datastore of "
                 "mmspec.drafters.lookup.datastore, or its file"
             )
-        if given.vocabulary > kit.target.vocabulary:
-            raise ValueError(
-                f"the datastore has token id {given.vocabulary - 1}, but the target's vocabulary "
-                f"has {kit.target.vocabulary}; build it with the target's tokenizer"
-            )
+        given.check_vocabulary(kit.target.vocabulary)
     options, ignore = kit.options, kit.target.visual_ids
     return RetrievalDrafter(given, length_of(kit), options["longest"], options["shortest"], ignore)

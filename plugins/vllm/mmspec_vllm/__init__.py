@@ -13,8 +13,14 @@ LLM(
 
 from mmspec_vllm.proposers import (
     PromptLookupProposer,
+    RetrievalProposer,
     SuffixAutomatonProposer,
     TokenRecyclingProposer,
 )
 
-__all__ = ["PromptLookupProposer", "SuffixAutomatonProposer", "TokenRecyclingProposer"]
+__all__ = [
+    "PromptLookupProposer",
+    "RetrievalProposer",
+    "SuffixAutomatonProposer",
+    "TokenRecyclingProposer",
+]

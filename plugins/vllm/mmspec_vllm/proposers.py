@@ -8,6 +8,7 @@ many tokens a step brings, never which.
 
 from __future__ import annotations
 
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Generic
@@ -16,13 +17,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmspec.drafters.lookup.automaton import Automaton
+from mmspec.drafters.lookup.datastore import Datastore, check_lengths
 from mmspec.drafters.lookup.text_index import NGramIndex, copy_tokens
-from mmspec_vllm.settings import check_count, check_flag, read_limits, read_options
+from mmspec_vllm.settings import KEY, check_count, check_flag, read_limits, read_options
 from mmspec_vllm.successors import Successors
-from mmspec_vllm.texts import IGNORED, R, Text, Texts
+from mmspec_vllm.texts import IGNORED, R, Text, Texts, Unread
 
 if TYPE_CHECKING:
     from vllm.config import VllmConfig
+
+
+VARIABLE = "MMSPEC_VLLM_DATASTORE"
 
 
 class Proposer(ABC, Generic[R]):
@@ -131,3 +136,34 @@ class TokenRecyclingProposer(Proposer[Successors]):
 
     def draft(self, text: Text[Successors], length: int) -> list[int]:
         return text.index.follow(text.tokens[-1], length)
+
+
+class RetrievalProposer(Proposer[Unread]):
+    """Continues the last tokens as a datastore of texts does (REST, He et al. 2024); recipe `rest`.
+
+    `datastore` is a file that `mmspec.drafters.lookup.datastore.Datastore` reads; without it the
+    environment variable MMSPEC_VLLM_DATASTORE names it. Suffixes of `shortest` to `longest` tokens
+    are looked up.
+    """
+
+    def __init__(self, vllm_config: VllmConfig) -> None:
+        super().__init__(vllm_config, datastore=None, longest=16, shortest=2)
+        self.longest = check_count("longest", self.options["longest"])
+        self.shortest = check_count("shortest", self.options["shortest"])
+        check_lengths(self.limits.draft_length, self.longest, self.shortest)
+        file = self.options["datastore"] or os.environ.get(VARIABLE)
+        if not isinstance(file, str):
+            raise ValueError(
+                f"datastore={file!r} must be the path of a file; set it in "
+                f"additional_config={{{KEY!r}: {{'datastore': ...}}}} or in {VARIABLE}"
+            )
+        self.datastore = Datastore.load(file)
+        self.datastore.check_vocabulary(self.limits.vocabulary)
+
+    def create_index(self) -> Unread:
+        return Unread()
+
+    def draft(self, text: Text[Unread], length: int) -> list[int]:
+        last = text.tokens[-self.longest :]
+        found = self.datastore.continuation(last, length, self.longest, self.shortest)
+        return copy_tokens(found, 0, len(found), self.limits.placeholders)

@@ -27,6 +27,12 @@ class TextReader(Protocol):
         """Add the tokens since the last call."""
 
 
+class Unread:
+    """For drafters that need the tokens of a text alone."""
+
+    def read(self, text: Sequence[int]) -> None: ...
+
+
 R = TypeVar("R", bound=TextReader)
 
 

@@ -69,7 +69,9 @@ def test_the_longest_suffix_counts_and_then_the_most_frequent_token() -> None:
     assert made.continuation([2, 3, 4], 1) == []  # ends as often as it goes on with 8
     assert made.continuation([3, 7], 5) == []
     assert made.continuation([7], 5) == []
-    assert made.vocabulary == 10
+    made.check_vocabulary(10)
+    with pytest.raises(ValueError, match="token id 9, but the target's vocabulary has 9; build"):
+        made.check_vocabulary(9)
 
 
 def test_nothing_matches_across_sequences_or_ignored_ids() -> None:

@@ -7,6 +7,7 @@ import os
 import subprocess
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 import mmspec
 from mmspec import zoo
 from mmspec.drafters.lookup.automaton import Automaton
+from mmspec.drafters.lookup.datastore import Datastore
 from mmspec.drafters.lookup.text_index import NGramIndex, copy_tokens
 from mmspec.zoo.language import examples
 from mmspec_vllm.successors import Successors
@@ -44,6 +46,7 @@ class Served:
     model: Any
     prompts: list[list[int]]
     plain: list[list[int]]  # more than ROOM tokens each
+    store: Path  # a datastore of every second output
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +63,8 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Served:
         tokenizer(" ".join(words[: 3 + 3 * n])).input_ids for n, words in enumerate(captions)
     ]
     plain = [decode(model, ids, "plain", ROOM + LENGTH + 1)[0] for ids in prompts]
-    return Served(folder, model, prompts, plain)
+    Datastore.of(plain[::2]).save(folder / "store.npz")
+    return Served(folder, model, prompts, plain, folder / "store.npz")
 
 
 def decode(model: Any, ids: list[int], recipe: str, room: int, **options: Any) -> Any:
@@ -102,16 +106,20 @@ def serve(served: Served, folder: Path, proposer: str, **engine: Any) -> Any:
     return json.loads((folder / "result.json").read_text())
 
 
-def look_up(text: Sequence[int]) -> list[int]:
+def look_up(text: Sequence[int], served: Served) -> list[int]:
     index = NGramIndex(3)
     index.read(text)
     return copy_tokens(text, index.find(text), LENGTH, ())
 
 
-def follow_automaton(text: Sequence[int]) -> list[int]:
+def follow_automaton(text: Sequence[int], served: Served) -> list[int]:
     automaton = Automaton((), 2)
     automaton.read(text)
     return copy_tokens(text, automaton.find(text), LENGTH, ())
+
+
+def retrieve(text: Sequence[int], served: Served) -> list[int]:
+    return Datastore.load(served.store).continuation(text, LENGTH)
 
 
 def replay(prompt: list[int], plain: list[int], draft: Draft, is_cut: bool) -> list[int]:
@@ -136,19 +144,21 @@ def replay(prompt: list[int], plain: list[int], draft: Draft, is_cut: bool) -> l
     [
         ("PromptLookupProposer", "prompt-lookup", look_up),
         ("SuffixAutomatonProposer", "suffix", follow_automaton),
+        ("RetrievalProposer", "rest", retrieve),
     ],
 )
 def test_acceptance_is_that_of_our_recipe_draft_for_draft(
-    served: Served, tmp_path: Path, proposer: str, recipe: str, draft: Draft
+    served: Served, tmp_path: Path, proposer: str, recipe: str, draft: Callable[..., list[int]]
 ) -> None:
-    result = serve(served, tmp_path, proposer)
+    options = {"datastore": str(served.store)} if recipe == "rest" else {}
+    result = serve(served, tmp_path, proposer, options=options)
     assert result["tokens"] == [row[:ROOM] for row in served.plain]
     theirs: list[int] = []
     for prompt, plain in zip(served.prompts, served.plain, strict=True):
-        tokens, stats = decode(served.model, prompt, recipe, ROOM, length=LENGTH)
+        tokens, stats = decode(served.model, prompt, recipe, ROOM, length=LENGTH, **options)
         assert tokens == plain[:ROOM]
-        assert stats.per_step_accepted == replay(prompt, plain, draft, is_cut=True)
-        theirs += replay(prompt, plain, draft, is_cut=False)
+        assert stats.per_step_accepted == replay(prompt, plain, partial(draft, served=served), True)
+        theirs += replay(prompt, plain, partial(draft, served=served), False)
     counters = result["counters"]
     assert counters["spec_decode_num_drafts"] == len(theirs)
     assert counters["spec_decode_num_accepted_tokens_per_pos"] == [
@@ -169,7 +179,7 @@ def test_recycling_is_accepted_as_its_table_predicts(served: Served, tmp_path: P
             known.read(text)
             return known.follow(text[-1], LENGTH)
 
-        accepted += replay(prompt, plain, follow, is_cut=False)
+        accepted += replay(prompt, plain, follow, False)
     assert result["counters"]["spec_decode_num_drafts"] == len(accepted)
     assert result["counters"]["spec_decode_num_accepted_tokens"] == sum(accepted) > 0
 

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from mmspec.drafters.lookup.automaton import Automaton
+from mmspec.drafters.lookup.datastore import Datastore
 from mmspec.drafters.lookup.prompt_lookup import PromptLookup
 from mmspec.drafters.lookup.suffix import SuffixAutomaton
 from mmspec.drafters.lookup.text_index import NGramIndex, copy_tokens
-from mmspec_vllm import PromptLookupProposer, SuffixAutomatonProposer, TokenRecyclingProposer
+from mmspec_vllm import (
+    PromptLookupProposer,
+    RetrievalProposer,
+    SuffixAutomatonProposer,
+    TokenRecyclingProposer,
+)
 from tests.drafters.driving import context
 from tests.plugins.vllm.mmspec_vllm.batches import PLACEHOLDER, Batch, config, play
 
@@ -83,6 +90,36 @@ def test_recycling_has_a_table_per_request_or_reads_prompts_where_asked() -> Non
     batch = Batch([[1, 2, 3], [9, PLACEHOLDER, 8]])
     reading = TokenRecyclingProposer(config(options={"prompts": True}))
     assert batch.step(reading, [[1], [9]]) == [[2, 3, 1, 2], []]  # no chain crosses a placeholder
+
+
+def test_retrieval_drafts_what_the_datastore_has(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Datastore.of([[1, 2, 3, 4, 5], [8, 2, PLACEHOLDER, 4], [0, 0, 1, 1, 2, 2, 0, 2, 1]])
+    store.save(tmp_path / "store.npz")
+    options = {"datastore": str(tmp_path / "store.npz")}
+    for rows, sampled, drafts in play(RetrievalProposer(config(options=options)), 60, 0):
+        assert drafts == [
+            store.continuation(row, 4) if tokens else []
+            for row, tokens in zip(rows, sampled, strict=True)
+        ]
+    monkeypatch.setenv("MMSPEC_VLLM_DATASTORE", options["datastore"])
+    batch = Batch([[1, 2], [8], [1, PLACEHOLDER]])
+    drafts = batch.step(RetrievalProposer(config()), [[3], [2], [2]])
+    assert drafts == [[4, 5], [], []]  # a placeholder is neither proposed nor matched
+
+
+def test_retrieval_without_a_readable_datastore_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"datastore=None must be the path .* in MMSPEC_VLLM_DATA"):
+        RetrievalProposer(config())
+    with pytest.raises(ValueError, match=r"nowhere.npz is not a datastore"):
+        RetrievalProposer(config(options={"datastore": "nowhere.npz"}))
+    Datastore.of([[1, 25]]).save(tmp_path / "store.npz")
+    options = {"datastore": str(tmp_path / "store.npz")}
+    with pytest.raises(ValueError, match="token id 25, but the target's vocabulary has 20"):
+        RetrievalProposer(config(options=options))
+    with pytest.raises(ValueError, match="longest=253 and a draft of 4 tokens exceed"):
+        RetrievalProposer(config(options={**options, "longest": 253}))
 
 
 @pytest.mark.parametrize("proposer", PROPOSERS)
