@@ -77,6 +77,7 @@ class SlotCache(Cache):
             layer.pool_index = 2 * index
         self.plan.pool = SlotPool(len(pooled))
         self.stateful = [layer for layer in self.layers if _has_state(layer)]
+        self.store: Any = None  # buffers with room for more rows, see `targets.rows`
 
     def _layer(self, layer: Any) -> Any:
         kind = _SLOTTED.get(type(layer)) if self.is_slotted else None

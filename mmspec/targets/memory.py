@@ -135,7 +135,6 @@ class Memory:
         self.max_position: int | None = None  # the last position id, see `place`
         self.model_cache: Any = cache  # the one passed to the model; encoder-decoders wrap slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
-        self.store: Any = None  # buffers with room for more rows, see `targets.rows`
 
     @property
     def like(self) -> Tensor:

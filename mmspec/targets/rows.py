@@ -145,7 +145,7 @@ def to_joinable(memory: Memory | RowMemories) -> Memory | RowMemories:
     states, the model's own steps, layers with states beside keys and values, masked or weighted
     slots inside a prompt. Raises CannotJoin for a memory of several rows.
     """
-    if isinstance(memory, RowMemories) or memory.store is not None:
+    if isinstance(memory, RowMemories) or memory.cache.store is not None:
         return memory
     if memory.batch != 1:
         raise CannotJoin(f"a request holds {memory.batch} rows of the cache; submit each alone")
@@ -270,9 +270,9 @@ def _is_part(view: Tensor, whole: Tensor | None) -> bool:
 
 
 def _store_of(memory: Memory) -> RowStore:
-    if memory.store is None:
-        memory.store = RowStore(memory.cache)
-    found: RowStore = memory.store
+    if memory.cache.store is None:
+        memory.cache.store = RowStore(memory.cache)
+    found: RowStore = memory.cache.store
     return found
 
 
