@@ -26,11 +26,11 @@ from mmspec.edge.messages import (
     InvalidMessage,
     check_best_ids,
     check_size,
-    check_token,
     pack,
     parse,
 )
 from mmspec.errors import check_number, is_http_address, is_integer
+from mmspec.serving.limits import check_token
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 from mmspec.verifiers.entropy_gate import EntropyGate

@@ -10,26 +10,13 @@ import safetensors
 from safetensors.torch import load, save
 from torch import Tensor
 
-MAX_BODY_BYTES = 64 << 20  # of a request: five minutes of features
 MAX_DRAFT_TOKENS, MAX_RANKS, MAX_ROWS = 64, 64, 64
 MAX_TOKENS = 1 << 15  # of a request: rows x (prompt + new tokens)
-MIN_TOKEN_LENGTH = 16
 HELLO, BEGIN, CHECK = "/hello", "/begin", "/check"
 
 
 class InvalidMessage(ValueError):
     """A message that cannot be used."""
-
-
-def check_token(token: Any) -> None:
-    """Check a secret. Raises ValueError for a short one and for one that no header can carry."""
-    is_text = isinstance(token, str) and token.isascii() and token.isprintable()
-    if not is_text or " " in token or len(token) < MIN_TOKEN_LENGTH:
-        what = f"of {len(token)} characters" if isinstance(token, str) else f"{token!r}"
-        raise ValueError(
-            f"a token {what} is not {MIN_TOKEN_LENGTH} or more ASCII characters without spaces; "
-            "give one such as secrets.token_urlsafe()"
-        )
 
 
 def check_size(rows: int, tokens: int, max_new_tokens: int) -> None:

@@ -22,25 +22,29 @@ from mmspec.edge.messages import (
     BEGIN,
     CHECK,
     HELLO,
-    MAX_BODY_BYTES,
     MAX_DRAFT_TOKENS,
     MAX_RANKS,
     InvalidMessage,
     check_id_rows,
     check_size,
-    check_token,
     parse,
     unpack,
 )
 from mmspec.errors import check_number
 from mmspec.recipes import get
+from mmspec.serving.limits import (
+    MAX_BODY_BYTES,
+    BodyRefused,
+    check_token,
+    create_server,
+    is_authorised,
+    read_body,
+)
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.visual import check_request
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 
-MAX_READ_S = 30.0  # of one request
-MAX_CONNECTIONS = 256  # at a time
 CLIENT_ERRORS = (ValueError, TypeError, RuntimeError, IndexError)  # raised for invalid input
 
 
@@ -203,7 +207,6 @@ def create_app(service: Service, token: str, max_bytes: int = MAX_BODY_BYTES) ->
     try:
         from fastapi import FastAPI, Request, Response
         from starlette.concurrency import run_in_threadpool
-        from starlette.requests import ClientDisconnect
     except ImportError:
         raise ValueError(
             "the service needs FastAPI and uvicorn; install them with pip install 'mmspec[edge]'"
@@ -211,19 +214,14 @@ def create_app(service: Service, token: str, max_bytes: int = MAX_BODY_BYTES) ->
     app: Any = FastAPI(docs_url=None, redoc_url=None, openapi_url=None)
 
     async def respond(request: Any, handle: Any) -> Any:
-        given = request.headers.get("authorization", "").encode()
-        if not secrets.compare_digest(given, f"Bearer {token}".encode()):
+        if not is_authorised(request, token):
             return Response(status_code=401)
-        body = bytearray()
         try:
-            async for piece in request.stream():
-                body += piece
-                if len(body) > max_bytes:
-                    return Response(status_code=413)
-        except ClientDisconnect:
-            return Response(status_code=408)
+            body = await read_body(request, max_bytes)
+        except BodyRefused as error:
+            return Response(str(error), status_code=error.status)
         try:
-            return await run_in_threadpool(handle, bytes(body))
+            return await run_in_threadpool(handle, body)
         except InvalidMessage as error:
             return Response(str(error), status_code=422)
         except KeyError:
@@ -251,35 +249,6 @@ def create_app(service: Service, token: str, max_bytes: int = MAX_BODY_BYTES) ->
         handle.__annotations__ = {"request": Request}
         app.post(path)(handle)
     return app
-
-
-def create_server(app: Any, host: str, port: int) -> Any:
-    """Make the uvicorn server of an application.
-
-    A connection carries one request, and is aborted unless that is read within `MAX_READ_S`.
-    """
-    import uvicorn
-    from uvicorn.protocols.http.h11_impl import H11Protocol
-
-    class Connection(H11Protocol):
-        def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
-            self.loop.call_later(MAX_READ_S, self.abort_unless_read)
-
-        def abort_unless_read(self) -> None:
-            if self.cycle is None or self.cycle.more_body:
-                self.transport.abort()
-
-    config = uvicorn.Config(
-        app,
-        host=host,
-        port=port,
-        http=Connection,
-        headers=[("connection", "close")],
-        limit_concurrency=MAX_CONNECTIONS,
-        log_level="warning",
-    )
-    return uvicorn.Server(config)
 
 
 def serve(model: Any, token: str, host: str = "127.0.0.1", port: int = 8765, most: int = 8) -> None:

@@ -324,7 +324,7 @@ def test_a_stalled_connection_is_closed(sent: bytes, monkeypatch: pytest.MonkeyP
     if sent == b"stalled body":
         sent = f"POST /check HTTP/1.1\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
         sent += b"Content-Length: 1000\r\nHost: h\r\n\r\n{"
-    monkeypatch.setattr("mmspec.edge.service.MAX_READ_S", 0.2)
+    monkeypatch.setattr("mmspec.serving.limits.MAX_READ_S", 0.2)
     with served(toys.model("llama")) as (url, _):
         address = urllib.parse.urlsplit(url)
         with socket.create_connection((address.hostname, address.port), timeout=10) as stalled:
