@@ -13,6 +13,7 @@ from dataclasses import replace
 from functools import lru_cache
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
@@ -83,6 +84,16 @@ def formatting(modality: Modality) -> Formatting:
 def measures(modality: Modality) -> Measures:
     """Import the benchmarks of a modality."""
     return cast(Measures, import_module(f"{modality.package}.measures"))
+
+
+def chat_model(modality: Modality) -> Any:
+    """The class that turns conversations into inputs of a modality's models, for web services.
+
+    Raises ValueError where it has none.
+    """
+    if find_spec(f"{modality.package}.serving") is None:
+        raise ValueError(f"models of modality {modality.name} hold no conversations")
+    return import_module(f"{modality.package}.serving").chat_model
 
 
 def training_data(modality: Modality) -> TrainingData:

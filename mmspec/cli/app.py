@@ -259,6 +259,31 @@ def convert(
     run_function("mmspec.cli.formats:convert", layout, files or [], out, knobs, json)
 
 
+@app.command("serve")
+@model_command("mmspec.cli.serve:run", "serve", without=("model", "seed", "json"), settings=False)
+def serve(
+    model: Annotated[str, typer.Argument(help="A folder, a hub name or zoo:NAME.")],
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 8000,
+    token: Annotated[
+        str | None, typer.Option(envvar="MMSPEC_TOKEN", help="Bearer token that clients send.")
+    ] = None,
+    max_requests: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 8,
+    max_slots: Annotated[
+        int | None, typer.Option(min=1, help="Tokens of all of them: prompts, outputs, drafts.")
+    ] = None,
+    max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait.")] = 64,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Default of requests.")] = 512,
+    timeout_s: Annotated[
+        float, typer.Option("--timeout", min=0.1, help="Seconds of one request, waiting included.")
+    ] = 600,
+    allow_urls: Annotated[
+        bool, typer.Option("--allow-urls", help="Read images from network addresses.")
+    ] = False,
+) -> None:
+    """Serve a model over an OpenAI-compatible API; needs the extra `serve`."""
+
+
 app.command("recipes")(recipes.recipes)
 app.command("show")(recipes.show)
 app.add_typer(measure, name="bench")

@@ -106,6 +106,7 @@ def model_command(
     command: str,
     without: tuple[str, ...] = (),
     alone: Mapping[str, tuple[str, ...]] | None = None,
+    settings: bool = True,
     **defaults: Any,
 ) -> Callable[[Callable[..., None]], Callable[..., None]]:
     """Add the options of `ModelOptions` and of all modalities to a command.
@@ -114,8 +115,10 @@ def model_command(
     `ModelOptions` and the command's own options, unless a subcommand is called. Settings are those
     of `command`; `without` names options of `ModelOptions` to leave out, `defaults` are other
     defaults of the rest. `alone` names options that exclude all others but the listed ones; a
-    command with any, or with subcommands, declares the `context`.
+    command with any, or with subcommands, declares the `context`. `settings` is whether it takes
+    those of modalities.
     """
+    takes_settings = settings
 
     def decorate(declaration: Callable[..., None]) -> Callable[..., None]:
         signature = inspect.signature(declaration, eval_str=True)
@@ -125,7 +128,9 @@ def model_command(
             _model_option(one, hints[one.name], defaults.get(one.name, one.default)) for one in own
         ]
         settings = [
-            one for one in _setting_options(command) if one.name not in signature.parameters
+            one
+            for one in (_setting_options(command) if takes_settings else ())
+            if one.name not in signature.parameters
         ]
 
         def call(**given: Any) -> None:

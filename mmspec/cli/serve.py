@@ -1,0 +1,78 @@
+"""`mmspec serve`: an OpenAI-compatible web service on one model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from ipaddress import ip_address
+from typing import Any
+
+from mmspec import registry
+from mmspec.cli.models import LoadedModels, load, select
+from mmspec.cli.options import ModelOptions
+from mmspec.cli.output import console
+from mmspec.serving.app import Served, create_app
+from mmspec.serving.chat_routes import ChatRoutes
+from mmspec.serving.completion import ChatService
+from mmspec.serving.engine import Engine
+from mmspec.serving.limits import create_server
+from mmspec.serving.media import fetch_url
+from mmspec.serving.metrics import Metrics
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """Where a server listens, and its limits."""
+
+    host: str
+    port: int
+    token: str | None
+    max_requests: int
+    max_slots: int | None
+    max_queue: int
+    max_new_tokens: int
+    timeout_s: float
+    allow_urls: bool
+
+
+def run(options: ModelOptions, model: str, **given: Any) -> None:
+    """Serve a model until interrupted. Raises ValueError for options that do not fit."""
+    server = ServerOptions(**given)
+    check_access(server)
+    selected = select(replace(options, model=model))
+    served = make_served(load(options, selected), server, options.trust_remote_code)
+    app = create_app(served, server.token)
+    console().print(
+        f"{served.name} with {selected.recipe} at http://{server.host}:{server.port}/v1",
+        markup=False,
+    )
+    create_server(app, server.host, server.port).run()
+
+
+def make_served(loaded: LoadedModels, server: ServerOptions, trusts: bool = False) -> Served:
+    """The model of a server, ready for requests."""
+    selection = loaded.selection
+    name, fast = selection.model, loaded.accelerate(selection.recipe)
+    make_chat = registry.chat_model(selection.owner)
+    chat = make_chat(name, loaded.model, trust_remote_code=trusts)
+    engine = Engine(
+        fast, max_rows=server.max_requests, max_slots=server.max_slots, max_queue=server.max_queue
+    )
+    service = ChatService(engine, chat, server.max_new_tokens, server.timeout_s)
+    metrics = Metrics(engine)
+    fetch = fetch_url if server.allow_urls else None
+    return Served(name, ChatRoutes(name, service, metrics, fetch=fetch), metrics)
+
+
+def check_access(server: ServerOptions) -> None:
+    """Refuse a server that anyone on the network may use. Raises ValueError."""
+    if server.token is not None:
+        return
+    try:
+        is_local = ip_address(server.host).is_loopback
+    except ValueError:
+        is_local = server.host == "localhost"
+    if not is_local:
+        raise ValueError(
+            f"--host {server.host} lets everyone on the network use the model; give a secret in "
+            "MMSPEC_TOKEN (or --token), or leave --host out to serve this machine only"
+        )
