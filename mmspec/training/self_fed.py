@@ -146,11 +146,15 @@ def new_eagle3(target: Reader, counts: Tensor, **changes: Any) -> Eagle3Head:
     """Make an untrained head whose draft vocabulary is the `draft_vocab_size` most frequent tokens.
 
     Ties go to the smaller id. Default: `DRAFT_VOCABULARY` tokens of a larger vocabulary; None = all
-    tokens. By default it reads image slots as inference engines do, with the embedding of the
-    placeholder token. Raises ValueError for sizes that are not of the vocabulary.
+    tokens. By default it reads as inference engines do: image slots as the embedding of the
+    placeholder token, and the target's positions with M-RoPE. Raises ValueError for sizes that are
+    not of the vocabulary.
     """
     size = DRAFT_VOCABULARY if target.vocabulary > DRAFT_VOCABULARY else None
-    changes = {"visual_slots": "placeholder", "draft_vocab_size": size, **changes}
+    has_axes = bool((getattr(target.config, "rope_parameters", None) or {}).get("mrope_section"))
+    positions = "mrope" if has_axes and target.family.rope_axes == 3 else "keep"
+    usual = {"visual_slots": "placeholder", "positions": positions, "draft_vocab_size": size}
+    changes = {**usual, **changes}
     if changes["draft_vocab_size"] is not None:
         limits = (1, target.vocabulary)
         check_number("draft_vocab_size", changes["draft_vocab_size"], *limits, whole=True)

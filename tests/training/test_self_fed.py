@@ -174,3 +174,15 @@ def test_a_large_vocabulary_is_cut_by_default(monkeypatch: pytest.MonkeyPatch) -
     counts = torch.arange(reader.vocabulary)
     assert new_eagle3(reader, counts).token_ids.tolist() == list(range(reader.vocabulary))[-7:]
     assert not new_eagle3(reader, counts, draft_vocab_size=None).has_draft_vocabulary
+
+
+@pytest.mark.parametrize(
+    ("family", "usual"), [("llava", "keep"), ("qwen2_5_vl", "mrope"), ("qwen3_vl", "mrope")]
+)
+def test_positions_are_by_default_those_that_engines_give(family: str, usual: str) -> None:
+    reader = backbone(target(family))
+    counts = torch.zeros(reader.vocabulary, dtype=torch.int64)
+    own = new_eagle3(reader, counts).config
+    assert own.positions == usual
+    assert bool(own.rope_parameters.get("mrope_section")) == (usual == "mrope")
+    assert new_eagle3(reader, counts, positions="keep").config.positions == "keep"

@@ -77,7 +77,7 @@ _EAGLE3 = HeadPlan(
     EAGLE3,
     CosineDecay(1200, 2e-3),
     8,
-    changes={"intermediate_size": 384, "visual_slots": "fused"},
+    changes={"intermediate_size": 384, "visual_slots": "fused", "positions": "keep"},
 )
 PLANS = {
     "llava-eagle3": _EAGLE3,
