@@ -13,7 +13,7 @@ _KV_HEADS = "num_key_value_heads"
 
 def sharding_options(processes: int) -> dict[str, Any]:
     """Arguments of `from_pretrained` that split a model over all processes, by its class's plan."""
-    from transformers.distributed import DistributedConfig
+    from transformers.distributed.configuration_utils import DistributedConfig
 
     return {"distributed_config": DistributedConfig(tp_size=processes, tp_plan="auto")}
 

@@ -157,7 +157,12 @@ def test_every_process_reads_the_same_states(target: Path, tmp_path: Path) -> No
         Qwen3ForCausalLM,
     )
 
-    sizes = {"vocab_size": 64, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 3}
+    sizes: dict[str, Any] = {
+        "vocab_size": 64,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+    }
     sizes |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 64}
     torch.manual_seed(0)
     tied = Qwen2Config(**sizes, tie_word_embeddings=True)
