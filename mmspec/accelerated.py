@@ -23,7 +23,7 @@ from mmspec.errors import check_number, is_integer, is_of_library, library_messa
 from mmspec.modality import Call, Modality, Session, View
 from mmspec.recipe import Recipe
 from mmspec.saving import save
-from mmspec.stats import Ledger, Stats
+from mmspec.stats import CompileLog, Ledger, Stats
 from mmspec.streaming import stream_rounds, take_turns
 
 if TYPE_CHECKING:  # the calls of all modalities, made by tools/surface.py
@@ -228,6 +228,7 @@ class RequestLoop:
         self.model, self.observers = model, tuple(observers)
         self.ledger: Ledger | None = None
         self.has_rounds = False
+        self.compiled: CompileLog | None = None
         self.reported: Stats | None = None
 
     @property
@@ -239,6 +240,9 @@ class RequestLoop:
         if self.ledger is None:  # a request may be several calls: windows of a long recording
             sees = call.parts.drafter.sees
             self.ledger = Ledger(recipe.name or "custom", recipe.exact, sees)
+            self.compiled = call.compiled
+            if self.compiled is not None:
+                self.compiled.start()
         has_partial = call.view is not None and self.observers
         output = PartialOutput(call.view) if call.view is not None and has_partial else None
         rounds = self.ledger.follow(decode(call.parts, call.request))
@@ -254,7 +258,8 @@ class RequestLoop:
         if self.reported is not None:
             return self.reported
         assert self.ledger is not None
-        return self.ledger.stats()
+        found = self.ledger.stats()
+        return found if self.compiled is None else self.compiled.add_to(found)
 
     def report(self, stats: Stats) -> None:
         self.reported = stats

@@ -51,7 +51,8 @@ def accelerate(
         parts: Parts of the recipe, each where the modality has it. Token models take `tree`
             (branching widths, a `Tree`, or "auto", "dynamic", ...), `length` (draft length, or
             "auto"), `sees` (what the draft model sees of the prompt), `compressor` (of the visual
-            tokens it sees) and `kv` (which of the target's keys and values it reads); image and
+            tokens it sees) and `kv` (which of the target's keys and values it reads); text and
+            vision-language models `compile` (True: blocks are read by compiled graphs); image and
             speech models also take `processor`; pipelines take `window`, `tree` and `max_rows`.
             Options of the recipe itself are given the same way.
 
@@ -123,6 +124,13 @@ def select_recipe(owner: Modality, recipe: str | Recipe | None, is_drafted: bool
 def _check_names(parts: Mapping[str, Any], owner: Modality, plan: Recipe) -> None:
     """Refuse keyword arguments that neither the modality nor the recipe has. Raises ValueError."""
     unknown = sorted(set(parts) - {*owner.parts, *plan.options})
+    if "compile" in unknown and not parts["compile"]:
+        unknown.remove("compile")
+    if "compile" in unknown:
+        raise ValueError(
+            f"compile={parts['compile']!r}: no forward of modality {owner.name} is compiled by "
+            "mmspec; drop compile=, or compile the model itself"
+        )
     if unknown:
         known = [*PARTS, *owner.parts, *plan.options]
         where = f"accelerate() of {owner.name} with recipe {plan.name or 'custom'!r}"

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from mmspec.decode import Parts, RequestLike
     from mmspec.draft import Round
     from mmspec.recipe import Recipe
-    from mmspec.stats import Stats
+    from mmspec.stats import CompileLog, Stats
 
 # image files that PIL writes without further options
 PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
@@ -164,6 +164,7 @@ class Call:
     recipe: Recipe  # as it was bound for this call
     view: View | None = None  # decodes partial output, for `Round.partial`
     models: tuple[Any, ...] = ()  # further models that its rounds run; threads take turns
+    compiled: CompileLog | None = None  # counts compiled forwards, where they are asked for
 
 
 class Loop(Protocol):
@@ -287,10 +288,7 @@ class Workload:
 
 
 class Formatter(Protocol):
-    """Turns prompts into requests, and outputs into text, data and files, for commands.
-
-    Made for one model and one set of settings.
-    """
+    """Turns prompts into requests, and outputs into text, data and files; of one model."""
 
     source: str  # the model argument
 

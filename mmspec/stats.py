@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from mmspec.draft import Round
+
+log = logging.getLogger("mmspec")
 
 
 @dataclass(frozen=True)
@@ -56,10 +59,42 @@ class Stats:
     jitter_ms: float | None = None  # standard deviation of the time between pieces of audio
     audio_seconds: float | None = None  # of all rows
     codec_seconds: float | None = None  # time of decoding codes into audio
+    compiled_forwards: int | None = None  # of target and draft model; None = not asked for
+    compiled_graphs: int | None = None  # compiled for this request: 0 after the first ones
+    not_compiled: str | None = None  # what ran eager, and why
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return asdict(self)
+
+
+@dataclass
+class CompileLog:
+    """What was compiled (`accelerate(compile=True)`); shared by the target and its draft model."""
+
+    forwards: int = 0  # of this request, run as a compiled graph
+    graphs: int = 0  # compiled for this request
+    reasons: dict[str, None] = field(default_factory=dict)  # why forwards run eager
+
+    def start(self) -> None:
+        """Count anew, for another request."""
+        self.forwards = self.graphs = 0
+
+    def refuse(self, name: str, reason: str) -> None:
+        """Note why the forwards of a model run eager, with one warning."""
+        line = f"{name} runs eager: {reason}"
+        if line not in self.reasons:
+            self.reasons[line] = None
+            log.warning("compile=True: %s", line)
+
+    def add_to(self, stats: Stats) -> Stats:
+        """The statistics with what was counted."""
+        return replace(
+            stats,
+            compiled_forwards=self.forwards,
+            compiled_graphs=self.graphs,
+            not_compiled="; ".join(self.reasons) or None,
+        )
 
 
 @dataclass

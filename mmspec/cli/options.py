@@ -56,6 +56,7 @@ class ModelOptions:
     )
     seed: int = setting(0, "Seed of all noise.", min=0, max=2**63 - 1)
     threads: int | None = setting(None, "Processor threads to use.", min=1, max=1024)
+    compile: bool = setting(False, "Read blocks by compiled graphs (torch.compile).")
     trust_remote_code: bool = setting(False, "Run code from the model's folder.")
     json: bool = setting(False, "Print one JSON document on stdout.")
     length: str | None = setting(None, "Draft length: a number, auto, entropy, ...")
@@ -81,6 +82,7 @@ class ModelOptions:
             "verifier": self.verifier,
             "compressor": self.compressor,
             "kv": self.kv,
+            "compile": self.compile or None,
         }
         if self.length is not None:
             made["length"] = int(self.length) if self.length.isdecimal() else self.length

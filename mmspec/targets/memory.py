@@ -1,8 +1,7 @@
 """The state of one request in a Hugging Face model: cache, mask, two position counters.
 
 KV slots and rotary positions are different numbers (an image of 1 000 slots may span 32 rotary
-positions): `lengths` counts slots, `rope` gives `position_ids`, and neither is derived from the
-other.
+positions): `lengths` counts slots, `rope` gives `position_ids`; neither gives the other.
 """
 
 from __future__ import annotations
@@ -133,6 +132,7 @@ class Memory:
         self.step_inputs: Mapping[str, Any] = {}  # further arguments of every step, see `carried`
         self.is_stepwise = False  # the model makes positions and masks: chains of one row only
         self.max_position: int | None = None  # the last position id, see `place`
+        self.fixed: Any = None  # `FixedSlots`, where blocks are read by compiled graphs
         self.model_cache: Any = cache  # the one passed to the model; encoder-decoders wrap slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
 
@@ -148,9 +148,8 @@ class Memory:
     def place(self, block: TokenBlock) -> tuple[Tensor, Tensor | None, Tensor]:
         """Plan the slots of a block after the committed ones.
 
-        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view) or None where a
-        single token attends to everything, and the slots of the queries (1 or B, q) for window
-        masks.
+        Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view) or None where one
+        token attends to everything, and the slots of the queries (1 or B, q) for window masks.
         """
         first = self.lengths[0]
         if block.pads is None and all(slot == first for slot in self.lengths):
@@ -232,7 +231,7 @@ class Memory:
         low = self.cache.plan.low
         slots = torch.arange(low, mask.shape[-1], device=mask.device)
         hidden = slots <= (queries - self.window)[:, None, :, None]
-        return mask[..., low:].masked_fill(hidden, torch.finfo(mask.dtype).min)
+        return mask[..., low:].masked_fill(hidden, self.mask.hide)
 
 
 class RowMemories:

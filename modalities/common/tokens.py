@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mmspec.drafters.shapes import shape_of
 from mmspec.errors import check_flag, format_value
 from mmspec.modality import Call, Loop, Session
 from mmspec.recipe import COMPRESSIBLE, CTC_HEAD, Kit, Recipe, pair, resolve
+from mmspec.stats import CompileLog
 from mmspec.targets.stop import Stop
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Request, check_drafter_inputs
@@ -47,6 +49,7 @@ class BoundTokens:
     gate: Gate | None
     draft_model: BoundDraftModel | None = None  # where the recipe takes one
     checks: bool = True  # whether the first request checks how the model class reads
+    compiled: CompileLog | None = None  # where blocks are read by compiled graphs
     target: CausalTarget = field(init=False)
 
     def __post_init__(self) -> None:
@@ -100,7 +103,7 @@ class BoundTokens:
         own = self.drafter.prepare_inputs(given, batch)
         request = Request(inputs, sampling, noise, stop.max_new_tokens, own, shared or {}, past)
         parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
-        return Call(parts, request, self.recipe, models=self.models)
+        return Call(parts, request, self.recipe, models=self.models, compiled=self.compiled)
 
 
 class TokenSession(Session):
@@ -168,7 +171,13 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     )
     checks = parts.get("check", True)
     check_flag("check", checks)
-    return BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
+    bound = BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
+    option = parts.get("compile")
+    if option is not None and option is not False:
+        compiled = import_module("mmspec.targets.readers.compiled")  # by those who ask for it alone
+        features, backend = bound.target.required_features, compiled.parse_backend(option)
+        bound.compiled = compiled.compile_readers(backbone, reader, features, backend)
+    return bound
 
 
 def _check_target(reader: Any) -> None:

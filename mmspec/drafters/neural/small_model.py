@@ -32,7 +32,7 @@ from mmspec.models.compatibility import check_vocabularies, check_vocabulary_siz
 from mmspec.models.loading import load_causal, model_type, random_model
 from mmspec.recipe import LINEAR, DraftModelKind, Kit
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, build_block
-from mmspec.targets.readers.backbone import FULL
+from mmspec.targets.readers.backbone import FULL, Backbone
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.rows import drop_row, join_memories, join_states, swap_out
@@ -139,6 +139,8 @@ class SmallModel(DraftModel):
         memory, logits, _ = self.backbone.prefill(
             inputs, extra_slots=context.request.max_new_tokens + 64
         )
+        if isinstance(self.backbone, Backbone) and self.backbone.compiled is not None:
+            self.backbone.compiled.prepare(self.backbone, memory, context.request.max_new_tokens)
         return _ModelState(memory, [context.prompt[row] for row in range(context.batch)], logits)
 
     def predict_first(self, context: Context, state: _ModelState) -> Categorical:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -37,6 +37,9 @@ from mmspec.targets.tokens.turns import (
     load_cache,
 )
 
+if TYPE_CHECKING:
+    from mmspec.targets.readers.compiled import CompiledBlocks
+
 FULL, SLIDING = "full_attention", "sliding_attention"
 _RECURRENT = ("linear_attention", "conv")
 _MIXED = {"hybrid", "hybrid_sliding"}  # both in one layer; mask names differ by model
@@ -54,6 +57,7 @@ class Backbone(Reader):
     """
 
     is_whole = True  # whether no layer is skipped
+    compiled: CompiledBlocks | None = None  # what reads blocks, where `compile` asked for it
 
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
@@ -199,6 +203,16 @@ class Backbone(Reader):
         """
         if isinstance(memory, RowMemories):
             return self.read_rows(memory, block, hidden)
+        if memory.fixed is not None and self.compiled is not None:
+            found = self.compiled.read(self, memory, block)
+            if found is not None:
+                return found[0], found[1] if hidden else None
+        return self.read_eager(memory, block, hidden)
+
+    def read_eager(
+        self, memory: Memory, block: TokenBlock, hidden: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
+        """`read` without compiled graphs."""
         mask: Any
         if memory.is_stepwise:
             positions, mask = plan_step(memory, block)
@@ -280,7 +294,8 @@ class Backbone(Reader):
         model is not changed: the decoder is a shallow copy with its own layer list.
         """
         twin = copy.copy(self)
-        twin.is_whole, twin.decoder = False, without_layers(self.decoder, skip, depth)
+        twin.is_whole, twin.compiled = False, None
+        twin.decoder = without_layers(self.decoder, skip, depth)
         if not self.family.is_direct:
             twin.model = replace_module(_hf.unwrap_compiled(self.model), self.decoder, twin.decoder)
         return twin

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from mmspec.targets.cache import cross_attention_layers
+from mmspec.targets.memory import Memory
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.reader import Reader
 
@@ -102,6 +103,16 @@ class LayerStatesHook:
         if not isinstance(out, Tensor):
             out = out[0]  # a tuple, or the output of a whole decoder
         self.noted[layer].append(out)
+
+
+def fill_states(hooks: Iterable[LayerStatesHook], memory: Any) -> None:
+    """Record the states of a compiled forward after a memory, which calls no hooks."""
+    if not isinstance(memory, Memory) or memory.fixed is None:
+        return
+    for hook in hooks:
+        for layer, noted in hook.noted.items():
+            if not noted and layer in memory.fixed.states:
+                noted.append(memory.fixed.states[layer])
 
 
 def _read_before(layer: int, crossed: Sequence[int]) -> list[int]:

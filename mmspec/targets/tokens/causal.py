@@ -28,6 +28,7 @@ from mmspec.targets.readers.hooks import (
     HiddenStateHook,
     LayerStatesHook,
     SnapshotHook,
+    fill_states,
     wanted_layers,
 )
 from mmspec.targets.readers.reader import Reader, reuse_encoder_output, run_ctc
@@ -158,6 +159,8 @@ class CausalTarget:
             offer["embeds"], offer["hidden"] = states.embeds, states.hidden
             offer["positions"] = states.positions
         offer |= {name: noted.offer() for name, noted in layers.items()}
+        if isinstance(self.backbone, Backbone) and self.backbone.compiled is not None:
+            self.backbone.compiled.prepare(self.backbone, memory, request.max_new_tokens)
         return memory, logits
 
     def _context(
@@ -212,6 +215,7 @@ class CausalTarget:
                 memory, layout, hidden="hidden" in self.required_features
             )
         features = {} if hidden is None else {"hidden": hidden}
+        fill_states(layers.values(), memory)
         features |= {name: noted.offer(draft.nodes + 1) for name, noted in layers.items()}
         return self._scores(context, draft, logits, features, calls)
 
