@@ -24,6 +24,7 @@ from mmspec.models.heads.dflash import DFlashHead, DFlashHeadConfig, uniform_lay
 from mmspec.models.heads.p_eagle import unused_token
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import TrainingExample, read_example
+from mmspec.training.self_fed import limit_vocabulary
 from mmspec.training.trainable import HeadTraining
 
 
@@ -116,13 +117,18 @@ def block_gamma(size: int) -> float:
 
 
 def new_dflash(target: Reader, counts: Tensor, **changes: Any) -> DFlashHead:
-    """Make an untrained head; its mask token is the least frequent one of the training data."""
+    """Make an untrained head; its mask token is the least frequent one of the training data.
+
+    Without `draft_vocab_size` its output head is the target's. Raises ValueError for sizes that are
+    not of the vocabulary.
+    """
     layers = len(target.layers)
     own = {"mask_token_id": unused_token(counts), "num_target_layers": layers}
     if changes.get("tapped_layers") is None:
         taps = changes.get("num_taps", DFlashHeadConfig.num_taps)
         own["tapped_layers"] = list(uniform_layers(layers, taps))
-    config = DFlashHeadConfig.of(target.config, target.vocabulary, **{**own, **changes})
+    changes = {**own, **limit_vocabulary(target, changes, None)}
+    config = DFlashHeadConfig.of(target.config, target.vocabulary, **changes)
     head = DFlashHead(config)
     head.choose_vocabulary(counts)
     return head

@@ -21,6 +21,7 @@ from mmspec.models.llama_layers import mask_by_kind
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import TrainingExample, read_example, required_inputs
 from mmspec.training.losses import soft_cross_entropy
+from mmspec.training.self_fed import limit_vocabulary
 from mmspec.training.trainable import HeadTraining
 
 
@@ -103,13 +104,14 @@ def sample_depths(
 
 
 def new_p_eagle(target: Reader, counts: Tensor, **changes: Any) -> PEagleHead:
-    """Make an untrained head for the `draft_vocab_size` most frequent tokens.
+    """Make an untrained head for the most frequent tokens, as many as of `new_eagle3`.
 
     Its mask token is the least frequent one of the training data, and it reads image slots as
     inference engines do, with the embedding of the placeholder token. An embedding table of its own
     starts as the target's.
     """
-    changes = {"visual_slots": "placeholder", "mask_token_id": unused_token(counts), **changes}
+    own = {"visual_slots": "placeholder", "mask_token_id": unused_token(counts)}
+    changes = {**own, **limit_vocabulary(target, changes)}
     config = PEagleHeadConfig.of(target.config, target.vocabulary, **changes)
     head = PEagleHead(config)
     head.choose_vocabulary(counts)

@@ -13,7 +13,7 @@ as in drafting. Tokens and positions are shifted by one slot per pass.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -150,18 +150,29 @@ def new_eagle3(target: Reader, counts: Tensor, **changes: Any) -> Eagle3Head:
     placeholder token, and the target's positions with M-RoPE. Raises ValueError for sizes that are
     not of the vocabulary.
     """
-    size = DRAFT_VOCABULARY if target.vocabulary > DRAFT_VOCABULARY else None
     has_axes = bool((getattr(target.config, "rope_parameters", None) or {}).get("mrope_section"))
     positions = "mrope" if has_axes and target.family.rope_axes == 3 else "keep"
-    usual = {"visual_slots": "placeholder", "positions": positions, "draft_vocab_size": size}
-    changes = {**usual, **changes}
-    if changes["draft_vocab_size"] is not None:
-        limits = (1, target.vocabulary)
-        check_number("draft_vocab_size", changes["draft_vocab_size"], *limits, whole=True)
+    usual = {"visual_slots": "placeholder", "positions": positions}
+    changes = {**usual, **limit_vocabulary(target, changes)}
     config = Eagle3HeadConfig.of(target.config, target.vocabulary, **changes)
     head = Eagle3Head(config)
     head.choose_vocabulary(counts)
     return head
+
+
+def limit_vocabulary(
+    target: Reader, changes: Mapping[str, Any], default: int | None = DRAFT_VOCABULARY
+) -> dict[str, Any]:
+    """Add the default draft vocabulary of a larger one to the changes of a configuration.
+
+    Raises ValueError for a size that is not of the vocabulary.
+    """
+    size = default if default is not None and target.vocabulary > default else None
+    found = {"draft_vocab_size": size, **changes}
+    if found["draft_vocab_size"] is not None:
+        limits = (1, target.vocabulary)
+        check_number("draft_vocab_size", found["draft_vocab_size"], *limits, whole=True)
+    return found
 
 
 EAGLE3 = HeadTraining(new_eagle3, eagle3_loss, check_head, rate=5e-5)

@@ -216,6 +216,23 @@ def test_an_eagle_3_head_is_trained_for_engines_by_default(
     assert run(capsys, "export", "vllm", str(tmp_path / "placeholder"), *out)["weights"] > 0
 
 
+@pytest.mark.parametrize("recipe", ["eagle-3", "p-eagle", "dflash"])
+def test_heads_of_several_layers_are_trained_exported_and_used(
+    recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    how = ("--steps", "2", "--every", "2", "--set", "num_hidden_layers=2")
+    how += ("--set", "num_taps=1") if recipe == "dflash" else ()
+    trained, written = str(tmp_path / "head"), str(tmp_path / "written")
+    run(capsys, *_train_command(root, tmp_path / "head", *how, recipe=recipe))
+    assert json.loads((tmp_path / "head" / "config.json").read_text())["num_hidden_layers"] == 2
+    layout = "vllm" if recipe == "eagle-3" else recipe
+    assert run(capsys, "export", layout, trained, "--out", written)["weights"] > 0
+    asked = ["generate", "--model", str(root / "vlm"), "--recipe", recipe, "--prompt", "is it?"]
+    asked += ["--drafter", trained, "--image", str(root / "pictures" / "0.png")]
+    found = run(capsys, *asked, "--max-new-tokens", "6")
+    assert "target-states" in json.dumps(found)
+
+
 @pytest.mark.parametrize("recipe", exhaustive(("eagle-3", "hydra", "dream"), ("hydra",)))
 def test_a_head_of_any_class_drafts_on_the_command_line(
     recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
