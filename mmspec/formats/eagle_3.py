@@ -74,7 +74,8 @@ def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
             "which is the norm of the next state in vLLM, and that of the output head in "
             "SpecForge; convert it by format vllm or sglang"
         )
-    return build_eagle3_head(found, None, AUTHORS)
+    head: Eagle3Head = build_eagle3_head(found, None, AUTHORS)
+    return head
 
 
 def listed_layers(config: Mapping[str, Any]) -> list[int] | None:

@@ -23,7 +23,8 @@ def convert_from_outputs(files: Sequence[Path], dialect: Dialect) -> Eagle3Head:
     found = open_head(files)
     ids = listed_layers(found.config)
     taps = None if ids is None else [one + 1 for one in ids]
-    return build_eagle3_head(found, taps, dialect)
+    head: Eagle3Head = build_eagle3_head(found, taps, dialect)
+    return head
 
 
 def export(head: Any, target: str | None) -> PublishedHead:

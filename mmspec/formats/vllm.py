@@ -30,7 +30,8 @@ VLLM = Dialect("vllm", EXPRESSIBLE)
 def convert(files: Sequence[Path], options: Mapping[str, Any]) -> Eagle3Head:
     """Convert the head in a folder."""
     found = open_head(files)
-    return build_eagle3_head(found, listed_layers(found.config), VLLM)
+    head: Eagle3Head = build_eagle3_head(found, listed_layers(found.config), VLLM)
+    return head
 
 
 def export(head: Any, target: str | None) -> PublishedHead:

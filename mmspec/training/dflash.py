@@ -123,7 +123,7 @@ def new_dflash(target: Reader, counts: Tensor, **changes: Any) -> DFlashHead:
     not of the vocabulary.
     """
     layers = len(target.layers)
-    own = {"mask_token_id": unused_token(counts), "num_target_layers": layers}
+    own: dict[str, Any] = {"mask_token_id": unused_token(counts), "num_target_layers": layers}
     if changes.get("tapped_layers") is None:
         taps = changes.get("num_taps", DFlashHeadConfig.num_taps)
         own["tapped_layers"] = list(uniform_layers(layers, taps))

@@ -220,8 +220,8 @@ def test_an_eagle_3_head_is_trained_for_engines_by_default(
 def test_heads_of_several_layers_are_trained_exported_and_used(
     recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    how = ("--steps", "2", "--every", "2", "--set", "num_hidden_layers=2")
-    how += ("--set", "num_taps=1") if recipe == "dflash" else ()
+    how = ["--steps", "2", "--every", "2", "--set", "num_hidden_layers=2"]
+    how += ["--set", "num_taps=1"] if recipe == "dflash" else []
     trained, written = str(tmp_path / "head"), str(tmp_path / "written")
     run(capsys, *_train_command(root, tmp_path / "head", *how, recipe=recipe))
     assert json.loads((tmp_path / "head" / "config.json").read_text())["num_hidden_layers"] == 2

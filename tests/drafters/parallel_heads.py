@@ -173,4 +173,5 @@ def p_eagle_block(
     later = [torch.as_tensor(where + step) for step in range(count)]
     positions = torch.stack([*places, *later], -1)[..., None, :]
     out = head(embeds[None], states[None], None, positions)[0, -count - 1 :]
-    return head.expand_logits(head.logits(out, reader.head))
+    logits: Tensor = head.expand_logits(head.logits(out, reader.head))
+    return logits

@@ -49,7 +49,7 @@ def test_the_loss_by_hand(cut: int | None) -> None:
     tokens = example.tokens.clone()
     tokens[1, 4:] = -1
     read = read_example(reader, TrainingExample(example.inputs, tokens), tap_of(head, reader))
-    total, weights, length = 0.0, 0.0, tokens.shape[1]
+    total, weights, length = torch.zeros(()), torch.zeros(()), tokens.shape[1]
     for row in range(3):
         for at in range(length - 1):
             logits = dflash_block(reader, head, read, row, at + 1).log_softmax(-1)
@@ -60,7 +60,7 @@ def test_the_loss_by_hand(cut: int | None) -> None:
                 weight = torch.exp(torch.tensor(-step / block_gamma(head.config.block_size)))
                 total, weights = total - weight * logits[step, label], weights + weight
     loss = dflash_loss(reader, head, TrainingExample(example.inputs, tokens))
-    assert_close(loss, torch.as_tensor(total / weights), atol=1e-4, rtol=1e-4)
+    assert_close(loss, total / weights, atol=1e-4, rtol=1e-4)
     nothing = TrainingExample(example.inputs, tokens[:, :1])
     assert float(dflash_loss(reader, head, nothing)) == 0
 

@@ -36,6 +36,7 @@ from mmspec.drafters.neural.target_heads import (
     prompt_padding,
 )
 from mmspec.drafters.shapes import Shape
+from mmspec.models.heads.dflash import DFlashHead
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
 from mmspec.models.heads.state_head import SlotMarks, StateHead, StateHeadConfig
@@ -266,7 +267,7 @@ def repeat_last_states(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count
     return known[index.clamp_max(len(known) - 1)]
 
 
-def check_head(head: StateHead, target: Reader) -> None:
+def check_head(head: StateHead | DFlashHead, target: Reader) -> None:
     """Refuse a head that was not made for this target, or that is damaged. Raises ValueError."""
     check_heads(head, target)
     check_axes(head, target)
@@ -276,7 +277,7 @@ def check_head(head: StateHead, target: Reader) -> None:
     )  # raises ValueError for missing layers
 
 
-def tap_of(head: StateHead, target: Reader) -> str:
+def tap_of(head: StateHead | DFlashHead, target: Reader) -> str:
     """Name of the target features that a head reads."""
     layers = head.taps(len(target.layers))
     return "hidden" if layers is None else layer_states(layers)

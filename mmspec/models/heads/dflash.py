@@ -55,7 +55,7 @@ class DFlashHeadConfig(StateHeadConfig):
     def __post_init__(self, **kwargs: Any) -> None:
         super().__post_init__(**kwargs)
         self.layer_types = [FULL] * self.num_hidden_layers  # Qwen3's attention reads the list
-        check_mask_token(self)
+        check_mask_token(self.mask_token_id, self.vocab_size)
         if self.block_size < 2:
             raise ValueError(f"block_size={self.block_size} must be at least 2")
         if self.num_taps < 1:

@@ -22,7 +22,7 @@ class DraftVocabulary(nn.Module):
 
     @property
     def has_draft_vocabulary(self) -> bool:
-        return self.draft_vocab_size != self.config.vocab_size
+        return self.draft_vocab_size != int(self.config.vocab_size)
 
     @property
     def draft_vocab_size(self) -> int:

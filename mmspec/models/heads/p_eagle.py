@@ -39,7 +39,7 @@ class PEagleHeadConfig(Eagle3HeadConfig):
 
     def __post_init__(self, **kwargs: object) -> None:
         super().__post_init__(**kwargs)
-        check_mask_token(self)
+        check_mask_token(self.mask_token_id, self.vocab_size)
         if self.num_depths < 1:
             raise ValueError(f"num_depths={self.num_depths} must be at least 1")
         if self.own_embeddings and self.visual_slots == "fused":
@@ -74,12 +74,11 @@ class PEagleHead(FusedStateHead):
             self.embed_tokens.weight.copy_(table)
 
 
-def check_mask_token(config: PEagleHeadConfig) -> None:
+def check_mask_token(token: int, vocabulary: int) -> None:
     """Refuse a mask token outside of the vocabulary. Raises ValueError."""
-    if not 0 <= config.mask_token_id < config.vocab_size:
+    if not 0 <= token < vocabulary:
         raise ValueError(
-            f"mask_token_id={config.mask_token_id} is not a token of the target, which has "
-            f"{config.vocab_size}; give an id below that which is never generated"
+            f"mask_token_id={token} is not a token of the target, which has {vocabulary}; give an id below that which is never generated"
         )
 
 

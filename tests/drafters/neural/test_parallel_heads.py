@@ -224,9 +224,8 @@ def accepted(recipe: Any, head: Any) -> int:
     """Accepted tokens of greedy drafts on the answers that heads are trained on."""
     given = toys.inputs("llava", batch=3, ragged=True)
     fast = mmspec.accelerate(target("llava"), recipe, drafter=head)
-    return fast.generate(
-        **given, max_new_tokens=ROOM, do_sample=False
-    ).stats.num_accepted_draft_tokens
+    stats = fast.generate(**given, max_new_tokens=ROOM, do_sample=False).stats
+    return int(stats.num_accepted_draft_tokens)
 
 
 # --- bad input ------------------------------------------------------------------------------------
