@@ -123,11 +123,15 @@ def new_dflash(target: Reader, counts: Tensor, **changes: Any) -> DFlashHead:
     not of the vocabulary.
     """
     layers = len(target.layers)
-    own: dict[str, Any] = {"mask_token_id": unused_token(counts), "num_target_layers": layers}
+    own: dict[str, Any] = {
+        "mask_token_id": unused_token(counts),
+        "num_target_layers": layers,
+        "draft_vocab_size": None,
+    }
     if changes.get("tapped_layers") is None:
         taps = changes.get("num_taps", DFlashHeadConfig.num_taps)
         own["tapped_layers"] = list(uniform_layers(layers, taps))
-    changes = {**own, **limit_vocabulary(target, changes, None)}
+    changes = limit_vocabulary(target, {**own, **changes})
     config = DFlashHeadConfig.of(target.config, target.vocabulary, **changes)
     head = DFlashHead(config)
     head.choose_vocabulary(counts)

@@ -160,14 +160,12 @@ def new_eagle3(target: Reader, counts: Tensor, **changes: Any) -> Eagle3Head:
     return head
 
 
-def limit_vocabulary(
-    target: Reader, changes: Mapping[str, Any], default: int | None = DRAFT_VOCABULARY
-) -> dict[str, Any]:
+def limit_vocabulary(target: Reader, changes: Mapping[str, Any]) -> dict[str, Any]:
     """Add the default draft vocabulary of a larger one to the changes of a configuration.
 
     Raises ValueError for a size that is not of the vocabulary.
     """
-    size = default if default is not None and target.vocabulary > default else None
+    size = DRAFT_VOCABULARY if target.vocabulary > DRAFT_VOCABULARY else None
     found = {"draft_vocab_size": size, **changes}
     if found["draft_vocab_size"] is not None:
         limits = (1, target.vocabulary)

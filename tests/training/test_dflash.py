@@ -10,7 +10,14 @@ from torch.testing import assert_close
 
 from mmspec.drafters.neural.dflash import context_slots
 from mmspec.drafters.neural.feature_head import tap_of
-from mmspec.training.dflash import block_gamma, dflash_loss, run_blocks, sample_anchors
+from mmspec.models.heads.dflash import uniform_layers
+from mmspec.training.dflash import (
+    block_gamma,
+    dflash_loss,
+    new_dflash,
+    run_blocks,
+    sample_anchors,
+)
 from mmspec.training.heads import TrainingExample, read_example
 from tests.drafters.parallel_heads import dflash_block, new_head
 from tests.drafters.state_heads import lesson, target
@@ -81,3 +88,14 @@ def test_anchors_are_different_real_tokens_with_a_successor() -> None:
     assert found[1].tolist() == [0, 1]
     assert set(sample_anchors(is_real, 99)[0].tolist()) == {0, 1, 2, 3, 4}
     assert [block_gamma(size) for size in (8, 10, 16)] == [4, 5, 7]  # of the paper
+
+
+def test_new_heads_have_the_published_layers_and_the_output_head_of_the_target() -> None:
+    reader = backbone(target("llava"))
+    counts = torch.ones(reader.vocabulary, dtype=torch.int64)
+    head = new_dflash(reader, counts)
+    assert head.config.tapped_layers == list(uniform_layers(len(reader.layers), 5))
+    assert head.config.mask_token_id == reader.vocabulary - 1
+    assert head.lm_head is None
+    with pytest.raises(ValueError, match="draft_vocab_size=0"):
+        new_dflash(reader, counts, draft_vocab_size=0)

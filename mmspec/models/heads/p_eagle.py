@@ -78,7 +78,8 @@ def check_mask_token(token: int, vocabulary: int) -> None:
     """Refuse a mask token outside of the vocabulary. Raises ValueError."""
     if not 0 <= token < vocabulary:
         raise ValueError(
-            f"mask_token_id={token} is not a token of the target, which has {vocabulary}; give an id below that which is never generated"
+            f"mask_token_id={token} is not a token of the target, which has {vocabulary}; give an "
+            "id below that which is never generated"
         )
 
 
