@@ -175,14 +175,19 @@ class TrainingExamples:
         return [partial(self.at, number) for number in range(first, first + accumulate)]
 
     def at(self, number: int) -> TrainingExample:
-        """The example of batch `number`."""
+        """The example of batch `number`; with cached rows, of token ids without images."""
         chosen = [self.answers[at] for at in self.shuffle.at(number)]
-        questions = [self.questions[one.question] for one in chosen]
-        inputs = self.teacher.inputs(questions, [self.teacher.load_media(one) for one in questions])
+        keys, device = [one.question for one in chosen], self.teacher.reader.device
+        ids = None if self.cache is None else self.cache.prompt_ids(keys)
+        if ids is None:
+            questions = [self.questions[one] for one in keys]
+            media = [self.teacher.load_media(one) for one in questions]
+            inputs = self.teacher.inputs(questions, media)
+        else:
+            inputs = {"input_ids": ids.to(device)}
         width = max(len(one.tokens) for one in chosen)
         rows = [[*one.tokens, *[-1] * (width - len(one.tokens))] for one in chosen]
-        tokens = torch.tensor(rows, device=self.teacher.reader.device)
-        return TrainingExample(inputs, tokens, self.cache, [one.question for one in chosen])
+        return TrainingExample(inputs, torch.tensor(rows, device=device), self.cache, keys)
 
     def cache_features(
         self, tap: str, batches: int, processes: Processes, progress: TrainingProgress

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mmspec.drafters.neural.head_prompt import TargetPrompt
 from mmspec.models.compatibility import is_same_target
@@ -151,6 +152,8 @@ class FeatureCache:
             found = {"embeds": prompt.embeds[row, cut], "features": prompt.features[row, cut]}
             if wanted_layers({tap}):  # else the features are the states themselves
                 found["next"] = read.next[row, :size]
+            if prompt.tokens is not None:
+                found["ids"] = prompt.tokens[row, prompt.padding[row] : -width].int()
             if prompt.positions is not None:
                 axes = prompt.positions.expand(*prompt.positions.shape[:-2], len(read.real), -1)
                 found["positions"] = axes[..., row, cut]
@@ -248,13 +251,21 @@ class FeatureCache:
         prompt = TargetPrompt(pad_rows("embeds"), features, tuple(pads), ids, positions, {}, width)
         return prompt, after
 
-    def _row(self, question: int) -> dict[str, Tensor]:
+    def prompt_ids(self, questions: Sequence[int]) -> Tensor | None:  # (B, L) int64
+        """Prompts of written rows, padded with 0 on the left; None if one of them is not there."""
+        places = [self.places.get(one) for one in questions]
+        if not all(one is not None and "ids" in one.names for one in places):
+            return None
+        rows = [self._row(one, ("ids",))["ids"].long().flip(0) for one in questions]
+        return pad_sequence(rows, batch_first=True).flip(1)
+
+    def _row(self, question: int, names: Sequence[str] | None = None) -> dict[str, Tensor]:
         if question in self.waiting:
             return self.waiting[question]
         place = self.places[question]
         try:
-            stored = self._map(place.shard)
-            return {name: stored.get_tensor(f"{question}.{name}") for name in place.names}
+            stored, names = self._map(place.shard), place.names if names is None else names
+            return {name: stored.get_tensor(f"{question}.{name}") for name in names}
         except (OSError, SafetensorError) as error:
             raise ValueError(
                 f"{self.folder} is damaged ({error}); remove it to rebuild it"

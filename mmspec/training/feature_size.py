@@ -55,13 +55,13 @@ def required_features(training: DrafterTraining, reader: Reader, head: Any) -> s
 def cache_bytes(reader: Reader, tap: str, sizes: Iterable[tuple[float, float]]) -> int:
     """Bytes of all rows, given their (prompt tokens, response tokens).
 
-    Stored are the embedding and the features of every token, and with features of layers also the
-    last state of response tokens.
+    Stored are the embedding and the features of every token, ids of prompts, and with features of
+    layers also the last state of response tokens.
     """
     layers = len(wanted_layers({tap}).get(tap, ()))
     item_bytes = torch.empty((), dtype=reader.model.dtype).element_size()
     width = int(reader.config.hidden_size) * item_bytes
-    token = width * (1 + max(layers, 1)) + 8 * reader.family.rope_axes
+    token = width * (1 + max(layers, 1)) + 8 * reader.family.rope_axes + 4
     return int(sum((prompt + new) * token + new * width * bool(layers) for prompt, new in sizes))
 
 

@@ -264,7 +264,7 @@ def test_a_cache_of_features_changes_nothing(
     ours, theirs = (load_file(tmp_path / one / "model.safetensors") for one in ("kept", "cut"))
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     other = _train_command(
-        root, tmp_path / "other", *how, "--cache", str(tmp_path / "a"), "--seed", "1"
+        root, tmp_path / "other", *how, "--cache", str(tmp_path / "a"), "--seed", "2"
     )
     line = fail(capsys, *other)[1]  # other questions are held out
     assert "was made with other answers; give --cache another folder" in line
