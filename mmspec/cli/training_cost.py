@@ -123,11 +123,20 @@ class CostModel:
         )
 
     @cached_property
-    def layer_bytes(self) -> int:
-        """Bytes of the largest layer of the target, which a sharded one gathers."""
-        lists = [one for one in self.reader.model.modules() if isinstance(one, nn.ModuleList)]
-        layers = (sum(p.numel() for p in layer.parameters()) for one in lists for layer in one)
-        return max(layers, default=0) * self.item_bytes
+    def split_size(self) -> int:
+        """Parameters of the target that a tensor parallel plan splits; encoders stay whole."""
+        model = self.reader.model
+        parts = (self.reader.decoder, model.get_input_embeddings(), model.get_output_embeddings())
+        found = {id(one): one.numel() for part in parts if part for one in part.parameters()}
+        return sum(found.values())
+
+    def moved_bytes(self, tokens: float, devices: int) -> float:
+        """Bytes over the link of each device for tokens that a sharded target reads.
+
+        The outputs of attention and MLP of each layer are summed over all devices.
+        """
+        layers = int(self.reader.config.num_hidden_layers)
+        return tokens * self.width * self.item_bytes * 2 * layers * 2 * (devices - 1) / devices
 
 
 def estimate_cost(
@@ -176,7 +185,7 @@ def estimate_memory(model: CostModel) -> dict[str, Any]:
         batch_bytes(model),
         4 * options.batch * model.longest * model.cache_bytes_per_token,
     )
-    sharded = target / count + min(2 * model.layer_bytes, target - target / count)
+    sharded = target - model.split_size * model.item_bytes * (1 - 1 / count)
     use = max(head + batch, answers)
     limit = model.options.assumed["device_gib"] * GIB
     return {
@@ -239,8 +248,8 @@ def estimate_hours(model: CostModel) -> dict[str, Any]:
     """Hours of each stage on all devices, with the target on each or sharded over all.
 
     A forward takes 2 P operations per token, the head's training 6 H per token and pass. A new
-    token reads all weights from memory. A sharded target divides that, and gathers its weights over
-    the link in every forward of the training.
+    token reads all weights from memory. The devices of a sharded target divide that and sum states
+    over the link, and each of them trains the head on all batches.
     """
     options, given, count = model.options, model.options.assumed, model.options.devices or 1
     flops, memory = given["tflops"] * 1e12, given["memory_gbs"] * 1e9
@@ -263,13 +272,14 @@ def estimate_hours(model: CostModel) -> dict[str, Any]:
     update = options.steps * model.head_size * 28 / memory
     if count > 1:
         update += options.steps * 2 * GRADIENT * model.head_size / link
-    head = steps * 6 * model.head_size * learned / flops + update
+    head = steps * 6 * model.head_size * learned / flops
     measured = options.steps // options.every + 1
     rounds = min(options.held_out, max(1, model.questions // 5)) / options.batch
     judged = measured * max(rounds, 1) * options.max_new_tokens * weights / memory
-    gathered = forwards / count * weights * (count - 1) / count / link
-    on_each = [answers, target + head, judged]
-    sharded = [answers, target + gathered + head, judged / count]
+    on_each = [answers, target + head + update, judged]
+    moved = model.moved_bytes(forwards * tokens, count) / link
+    generated = model.moved_bytes(model.questions * row, count) / link if answers else 0.0
+    sharded = [answers + generated, target + moved + count * head + update, judged / count]
     return {
         "hours, target on each: answers, training, measuring": [one / HOUR for one in on_each],
         "hours, target sharded: answers, training, measuring": [one / HOUR for one in sharded],

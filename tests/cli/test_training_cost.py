@@ -92,9 +92,12 @@ def test_a_plan_needs_a_configuration_alone(
     on_each = found["memory per device, target on each, GiB"]
     use = found["memory of the head, GiB"] + found["memory of a batch, about, GiB"]
     assert on_each == pytest.approx(target + use)
-    layer = 2 * (3 * WIDTH * INNER + 2 * WIDTH * (WIDTH + 512) + WIDTH + 2 * 512 + 2 * WIDTH) / GIB
+    layer = 3 * WIDTH * INNER + 2 * WIDTH * (WIDTH + 512) + WIDTH + 2 * 512 + 2 * WIDTH
+    split = (
+        2 * (LAYERS * layer + WIDTH + 2 * VOCABULARY * WIDTH) / GIB
+    )  # all but the vision encoder
     assert found["memory per device, target sharded, GiB"] == pytest.approx(
-        use + target / 8 + 2 * layer
+        use + target - split * 7 / 8
     )
     assert found["fit in 80 GiB, on each and sharded"] == [True, True]
     assert not (tmp_path / "out").exists()
