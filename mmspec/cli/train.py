@@ -6,6 +6,7 @@ OUT/answers.jsonl                    the answer of the target (or the data) to e
 OUT/bad_rows.jsonl                   rows of the data that were left out, and why
 OUT/downloads/                       images of the network, with --allow-urls
 OUT/checkpoint.safetensors           all that the next step depends on
+OUT/logs/                            of trackers, with --track
 OUT/played/                          episodes of a policy, where --data asks for those
 """
 
@@ -14,7 +15,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 from mmspec.training.processes import Processes
 from mmspec.training.responses import GenerateResponses, Response, collect_responses
 from mmspec.training.sharding import check_sharded, sharding_options
+from mmspec.training.trackers import Trackers
 
 SHOWN = 4  # reasons for what is left out
 
@@ -277,11 +279,15 @@ class _Training:
             self.history.append({"step": 0, "loss": None, "acceptance": self._judge(trainer)})
         self.processes.wait()  # measuring may take longer than the limit of a step
         last = self.history[-1]
+        trackers = self._start_trackers(trainer.num_steps_done)
         try:
             while trainer.num_steps_done < options.steps:
-                total += trainer.step(
+                rate = trainer.rate
+                loss = trainer.step(
                     examples.example_makers(trainer.num_steps_done, options.accumulate)
                 )
+                total += loss
+                trackers.log({"loss": loss, "learning rate": rate}, trainer.num_steps_done)
                 since = trainer.num_steps_done - last["step"]
                 note = f"loss {total / since:.3f}  acceptance {last['acceptance']:.2f}"
                 bar("learning", trainer.num_steps_done, options.steps, note)
@@ -293,6 +299,7 @@ class _Training:
                 found = {"step": trainer.num_steps_done, "loss": total / since}
                 last = {**found, "acceptance": self._judge(trainer)}
                 self.history.append(last)
+                trackers.log({"acceptance length": last["acceptance"]}, trainer.num_steps_done)
                 total = 0.0
                 content = {"taken": trainer.num_steps_done, "history": self.history}
                 if self.processes.is_first:
@@ -303,6 +310,17 @@ class _Training:
                 f"interrupted at step {trainer.num_steps_done}; the same command goes on from step "
                 f"{last['step']}"
             ) from stopped
+        finally:
+            trackers.finish()
+
+    def _start_trackers(self, done: int) -> Trackers:
+        """Trackers of the first process, after `done` steps."""
+        names = self.options.track if self.processes.is_first else ()
+        settings = {name: str(value) for name, value in asdict(self.options).items()}
+        trackers = Trackers.start(names, self.folder.logs, settings, done)
+        if not done:
+            trackers.log({"acceptance length": self.history[0]["acceptance"]}, 0)
+        return trackers
 
     def _judge(self, trainer: HeadTrainer) -> float:
         options = self.options

@@ -20,6 +20,7 @@ from mmspec.cli.options import (
 from mmspec.cli.output import Json
 
 Answers = StrEnum("Answers", ["target", "data"])
+Tracker = StrEnum("Tracker", ["tensorboard", "wandb"])
 VisualSlots = StrEnum("VisualSlots", ["placeholder", "fused", "hidden"])
 
 app = typer.Typer(
@@ -113,6 +114,10 @@ def train(
     knobs: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the head's configuration.")
     ] = None,
+    track: Annotated[
+        list[Tracker] | None,
+        typer.Option(help="Log loss, rate and acceptance there; repeatable."),
+    ] = None,
     visual_slots: Annotated[
         VisualSlots | None,
         typer.Option(help="What a head reads at image slots; default: the recipe's."),
@@ -139,7 +144,7 @@ def train(
     given = {**locals(), "answers": answers.value}
     if given.pop("visual_slots") is not None:
         given["knobs"] = [*(knobs or ()), f"visual_slots={visual_slots}"]
-    given |= {name: tuple(given[name] or ()) for name in ("knobs", "image_root")}
+    given |= {name: tuple(given[name] or ()) for name in ("knobs", "image_root", "track")}
     run_function("mmspec.cli.train:run", **given)
 
 

@@ -56,6 +56,11 @@ class TrainingFolder:
         return self.path / "downloads"
 
     @property
+    def logs(self) -> Path:
+        """A folder of trackers."""
+        return self.path / "logs"
+
+    @property
     def is_begun(self) -> bool:
         return self.plan.is_file()
 

@@ -10,6 +10,7 @@ from mmspec.errors import check_number, parse_parameters
 from mmspec.recipe import Recipe
 from mmspec.training.endpoint import ChatEndpoint
 from mmspec.training.processes import Processes
+from mmspec.training.trackers import check_trackers
 
 # of a device of a dry run: a mean rate of an H100, of its memory and its link; and its size
 ASSUMED = {"tflops": 400.0, "memory_gbs": 2000.0, "link_gbs": 200.0, "device_gib": 80.0}
@@ -49,6 +50,7 @@ class TrainOptions:
     temperature: float = 0.0
     seed: int = 0
     knobs: tuple[str, ...] = ()
+    track: tuple[str, ...] = ()
     threads: int | None = None
     trust_remote_code: bool = False
     dry_run: bool = False
@@ -67,6 +69,7 @@ class TrainOptions:
                 "takes the answers of the data; drop one of them"
             )
         self.chat_endpoint()
+        check_trackers(self.track)
         if not self.dry_run and (self.devices is not None or self.assume):
             raise ValueError("--devices and --assume are of a plan; give --dry-run, or drop them")
         for name, value in self.assumed.items():

@@ -67,6 +67,12 @@ class HeadTrainer:
         """Number of steps so far."""
         return sum(stage.num_steps_done for stage in self.stages)
 
+    @property
+    def rate(self) -> float:
+        """Learning rate of the next step."""
+        stage = self._stage()
+        return stage.peak_rates[0] * stage.rate_factor(stage.num_steps_done)
+
     def step(self, examples: Sequence[Callable[[], TrainingExample]]) -> float:
         """Make one step by the mean loss of examples, which are loaded one after the other.
 

@@ -27,6 +27,7 @@ from mmspec.zoo.scene_tensors import render_pixels
 from tests.cli.running import fail, run
 from tests.covering import exhaustive
 from tests.toys.folders import text_pair
+from tests.training.test_trackers import read_scalars
 
 SAID = "what is at the top? a red circle."
 
@@ -319,6 +320,26 @@ def _files_up_to(size: int) -> Iterator[None]:
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
         signal.signal(signal.SIGXFSZ, before)
+
+
+def test_a_tracker_logs_loss_rate_and_acceptance(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("tensorboard")
+    how = ("--steps", "4", "--every", "2", "--track", "tensorboard")
+    with stopped(3, KeyboardInterrupt()):
+        assert main(_train_command(root, tmp_path, *how)) == 130
+    found = run(capsys, *_train_command(root, tmp_path, *how))
+    logged = read_scalars(tmp_path / "logs" / "tensorboard")
+    assert [step for step, _ in logged["loss"]] == [1, 2, 3, 4]
+    means = [sum(value for _, value in logged["loss"][at : at + 2]) / 2 for at in (0, 2)]
+    assert means == pytest.approx([one["loss"] for one in found["history"][1:]], rel=1e-5)
+    assert [one for _, one in logged["acceptance length"]] == pytest.approx(
+        [one["acceptance"] for one in found["history"]]
+    )
+    rates = [one for _, one in logged["learning rate"]]
+    assert len(rates) == 4
+    assert rates[-1] < rates[0] == pytest.approx(1e-4)
 
 
 def test_nothing_is_lost_on_a_full_disk(
