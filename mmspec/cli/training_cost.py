@@ -264,7 +264,7 @@ def estimate_hours(model: CostModel) -> dict[str, Any]:
         answers = (prompts + batches * options.max_new_tokens * read) / count
     steps = options.steps * options.accumulate / count
     tokens = options.batch * row
-    forwards = options.steps * options.accumulate
+    forwards = float(options.steps * options.accumulate)
     if options.cache is not None:
         forwards = min(forwards, model.questions / options.batch)
     target = forwards / count * 2 * model.target_size * tokens / flops

@@ -71,7 +71,7 @@ class HeadTrainer:
     def rate(self) -> float:
         """Learning rate of the next step."""
         stage = self._stage()
-        return stage.peak_rates[0] * stage.rate_factor(stage.num_steps_done)
+        return float(stage.peak_rates[0]) * stage.rate_factor(stage.num_steps_done)
 
     def step(self, examples: Sequence[Callable[[], TrainingExample]]) -> float:
         """Make one step by the mean loss of examples, which are loaded one after the other.

@@ -36,10 +36,14 @@ class Media:
     data: bytes | StoredBytes | None = None
     url: str | None = None  # where the file is downloaded from
 
-    def source(self) -> Path | list[Path] | BytesIO:
-        """What a reader opens: a file, a folder, frames in order, or bytes."""
+    def source(self) -> Path | BytesIO:
+        """What a reader of images opens: a file, or bytes."""
         if self.data is not None:
             return BytesIO(self.data if isinstance(self.data, bytes) else self.data.read())
+        return self.files[0]
+
+    def clip(self) -> Path | list[Path]:
+        """What a reader of clips opens: a file, a folder, or frames in order."""
         return self.files[0] if len(self.files) == 1 else list(self.files)
 
     def size(self) -> int:

@@ -82,7 +82,7 @@ class LanguageTeacher:
     def load_media(self, question: Question) -> OpenedMedia:
         """Open the images and clips of a question. Raises ValueError for what cannot be read."""
         images = [open_image(one.source(), one.name) for one in question.images]
-        return OpenedMedia(images, [clips.read(one.source()) for one in question.videos])
+        return OpenedMedia(images, [clips.read(one.clip()) for one in question.videos])
 
     def inputs(
         self, questions: Sequence[Question], opened: Sequence[OpenedMedia]
@@ -148,7 +148,7 @@ def _format_part(part: str | Mark) -> dict[str, str]:
 def check_media(media: Media) -> None:
     """Raises ValueError for an image that cannot be read, and a clip whose first frame cannot."""
     if media.kind == VIDEO:
-        clips.check(media.source())
+        clips.check(media.clip())
     else:
         open_image(media.source(), media.name)
 

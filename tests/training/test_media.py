@@ -64,8 +64,8 @@ def test_another_folder_may_be_allowed(folders: Path, base: str) -> None:
 
 def test_a_clip_is_a_file_a_folder_or_frames(folders: Path) -> None:
     own = MediaFolders(folders / "data")
-    assert own.find("deep", VIDEO).source() == folders / "data" / "deep"
-    assert own.find(["a.png", "inner.png"], VIDEO).source() == [
+    assert own.find("deep", VIDEO).clip() == folders / "data" / "deep"
+    assert own.find(["a.png", "inner.png"], VIDEO).clip() == [
         folders / "data" / "a.png",
         folders / "data" / "inner.png",
     ]
