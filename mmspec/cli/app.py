@@ -243,6 +243,18 @@ def scale(
     run_function("mmspec.cli.studies:scale", *given, **sizes)
 
 
+@measure.command("serve")
+@model_command("mmspec.cli.studies:measure_serving", "bench")
+def bench_serve(
+    prompt: Prompts = None,
+    prompts: Count = 64,
+    concurrency: Annotated[
+        list[int] | None, typer.Option(min=1, max=4096, help="Clients at once; repeatable.")
+    ] = None,
+) -> None:
+    """Many requests at once: tokens per second and latency of the engine and its baselines."""
+
+
 @app.command("convert")
 def convert(
     layout: Annotated[

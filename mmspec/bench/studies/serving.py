@@ -1,0 +1,250 @@
+"""Many requests at once: the engine beside one request at a time, static batches, and transformers.
+
+A fixed number of clients send a request each, and the next one when that has ended. The baselines
+run in a fixed order, so their latencies follow from measured times: one at a time, a client waits
+for those before it; in static batches, for its own batch and those before it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from statistics import quantiles
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from mmspec import _hf
+from mmspec.accelerated import Accelerated
+from mmspec.bench.reporting import Progress, Report, describe_environment, silent
+from mmspec.errors import first_line
+from mmspec.serving.engine import Engine
+
+CONCURRENCIES = (1, 4, 8, 16)
+STATIC = 8  # rows of a static batch
+ENGINE, ALONE, BATCHES, LIBRARY = (
+    "engine",
+    "one at a time",
+    f"static batches of {STATIC}",
+    "generate_batch",
+)
+Request = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class LoadPoint:
+    """One method under one number of clients."""
+
+    method: str
+    concurrency: int
+    tokens: int
+    seconds: float
+    latencies: tuple[float, ...] = field(repr=False)  # seconds of every request, sorted
+    rows_per_round: float | None = None  # of the engine
+    acceptance: float | None = None  # accepted draft tokens / drafted, of the engine
+    identical: float | None = None  # share of requests whose tokens are those alone
+
+    @property
+    def tokens_per_second(self) -> float:
+        return self.tokens / self.seconds
+
+    def percentile(self, percent: int) -> float:
+        """Seconds that so many percent of the requests take at most."""
+        if len(self.latencies) == 1:
+            return self.latencies[0]
+        return quantiles(self.latencies, n=100, method="inclusive")[percent - 1]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "method": self.method,
+            "concurrency": self.concurrency,
+            "tokens": self.tokens,
+            "tokens_per_second": self.tokens_per_second,
+            "p50_seconds": self.percentile(50),
+            "p99_seconds": self.percentile(99),
+            "rows_per_round": self.rows_per_round,
+            "acceptance": self.acceptance,
+            "identical": self.identical,
+        }
+
+
+@dataclass(frozen=True)
+class ServingStudy(Report):
+    """All points, and why a method is missing."""
+
+    model: str
+    recipe: str
+    requests: int
+    points: tuple[LoadPoint, ...]
+    skipped: Mapping[str, str]
+    environment: Mapping[str, Any]
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data."""
+        return {
+            "model": self.model,
+            "recipe": self.recipe,
+            "requests": self.requests,
+            "points": [one.to_dict() for one in self.points],
+            "skipped": dict(self.skipped),
+            "environment": dict(self.environment),
+        }
+
+
+def measure_serving(
+    fast: Accelerated,
+    requests: Sequence[Request],
+    batches: Sequence[Request],
+    *,
+    model: str,
+    concurrencies: Sequence[int] = CONCURRENCIES,
+    seed: int = 0,
+    progress: Progress = silent,
+) -> ServingStudy:
+    """Measure an engine and its baselines on the same requests.
+
+    `requests` are arguments of `generate` of one row each, `batches` the same requests in static
+    batches of up to `STATIC`, in their order. Every method runs once before it is measured.
+    """
+    points, skipped = list[LoadPoint](), dict[str, str]()
+    fast.generate(**requests[0], seed=seed)
+    alone = [_time_call(fast, one, seed) for one in requests]
+    outputs = [tokens for _, tokens in alone]
+    fast.generate(**batches[0], seed=seed)
+    static = [_time_call(fast, one, seed) for one in batches]
+    for done, concurrency in enumerate(concurrencies):
+        progress("clients", done, len(concurrencies))
+        points.append(_measure_engine(fast, requests, outputs, concurrency, seed))
+        points.append(_one_at_a_time(alone, concurrency))
+        if concurrency >= STATIC:
+            points.append(_in_batches(static, batches, concurrency))
+    try:
+        points.append(_time_library(fast.model, requests))
+    except Exception as error:  # it refuses models, kernels and inputs in many ways
+        skipped[LIBRARY] = first_line(error)
+    recipe = fast.recipe.name or "custom"
+    environment = describe_environment(fast.model.device)
+    return ServingStudy(model, recipe, len(requests), tuple(points), skipped, environment)
+
+
+def _time_call(fast: Accelerated, request: Request, seed: int) -> tuple[float, list[list[int]]]:
+    """Seconds of a call, and the new tokens of each row, without padding."""
+    tokens: list[list[int]] = []
+
+    def note(round_: Any) -> None:
+        for row, new in zip(tokens, round_.tokens, strict=True):
+            row.extend(new)
+
+    tokens = [[] for _ in request["input_ids"]]
+    start = perf_counter()
+    fast.generate(**request, seed=seed, on_round=note)
+    return perf_counter() - start, tokens
+
+
+def _one_at_a_time(timed: Sequence[tuple[float, list[list[int]]]], clients: int) -> LoadPoint:
+    seconds = [one for one, _ in timed]
+    waits = [sum(seconds[max(at - clients + 1, 0) : at + 1]) for at in range(len(seconds))]
+    return LoadPoint(ALONE, clients, _count(timed), sum(seconds), tuple(sorted(waits)))
+
+
+def _in_batches(
+    timed: Sequence[tuple[float, list[list[int]]]], batches: Sequence[Request], clients: int
+) -> LoadPoint:
+    """`clients` / `STATIC` batches take turns."""
+    seconds = [one for one, _ in timed]
+    turns = max(clients // STATIC, 1)
+    waits = [
+        sum(seconds[max(at - turns + 1, 0) : at + 1])
+        for at, batch in enumerate(batches)
+        for _ in batch["input_ids"]
+    ]
+    return LoadPoint(BATCHES, clients, _count(timed), sum(seconds), tuple(sorted(waits)))
+
+
+def _count(timed: Sequence[tuple[float, list[list[int]]]]) -> int:
+    return sum(len(row) for _, rows in timed for row in rows)
+
+
+def _measure_engine(
+    fast: Accelerated,
+    requests: Sequence[Request],
+    outputs: Sequence[list[list[int]]],
+    clients: int,
+    seed: int,
+) -> LoadPoint:
+    with Engine(fast, max_rows=clients, max_queue=len(requests)) as engine:
+        run_clients(engine, requests[: min(clients, 4)], clients, seed)  # not measured
+        before = vars(engine.counters).copy()
+        start = perf_counter()
+        found = run_clients(engine, requests, clients, seed)
+        seconds = perf_counter() - start
+        now = {name: value - before[name] for name, value in vars(engine.counters).items()}
+    same = [one.tokens == own[0] for one, own in zip(found, outputs, strict=True)]
+    return LoadPoint(
+        method=ENGINE,
+        concurrency=clients,
+        tokens=sum(len(one.tokens) for one in found),
+        seconds=seconds,
+        latencies=tuple(sorted(one.seconds for one in found)),
+        rows_per_round=now["row_rounds"] / max(now["rounds"], 1),
+        acceptance=now["accepted"] / now["drafted"] if now["drafted"] else None,
+        identical=sum(same) / len(same),
+    )
+
+
+def run_clients(
+    engine: Engine, requests: Sequence[Request], clients: int, seed: int
+) -> list[Any]:  # a `Completion` per request
+    """Let so many clients send requests, each one after the other; returns the completions."""
+    left, lock = list(enumerate(requests))[::-1], threading.Lock()
+    found: dict[int, Any] = {}
+
+    def work() -> None:
+        while True:
+            with lock:
+                if not left:
+                    return
+                index, request = left.pop()
+            found[index] = engine.submit({**request, "seed": seed}).result()
+
+    threads = [threading.Thread(target=work) for _ in range(min(clients, len(requests)))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[index] for index in range(len(requests))]
+
+
+def _time_library(model: Any, requests: Sequence[Request]) -> LoadPoint:
+    """Continuous batching of transformers, all requests at once.
+
+    Raises ValueError for requests with media, and what transformers raises.
+    """
+    others = {
+        name
+        for one in requests
+        for name, value in one.items()
+        if isinstance(value, Tensor) and name not in ("input_ids", "attention_mask")
+    }
+    if others:
+        raise ValueError(f"it reads token ids only, and these requests have {min(others)}")
+    prompts = [one["input_ids"][0].tolist() for one in requests]
+    run: Callable[..., Any] = model.generate_batch
+    config = _hf.merge_config(
+        model, None, {"max_new_tokens": requests[0]["max_new_tokens"], "do_sample": False}
+    )
+    kernel = model.config._attn_implementation
+    try:
+        with torch.no_grad():
+            run(prompts[:2], generation_config=config)
+            start = perf_counter()
+            found = run(prompts, generation_config=config)
+            seconds = perf_counter() - start
+    finally:  # it reads with a paged kernel
+        model.set_attn_implementation(kernel)
+    tokens = sum(len(one.generated_tokens) for one in found.values())
+    return LoadPoint(LIBRARY, len(prompts), tokens, seconds, (seconds,) * len(prompts))
