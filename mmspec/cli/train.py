@@ -61,7 +61,12 @@ from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, required_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 from mmspec.training.processes import Processes
-from mmspec.training.responses import GenerateResponses, Response, collect_responses
+from mmspec.training.responses import (
+    GenerateResponses,
+    Response,
+    collect_responses,
+    digest_responses,
+)
 from mmspec.training.sharding import check_sharded, sharding_options
 from mmspec.training.trackers import Trackers
 
@@ -224,12 +229,11 @@ class _Training:
         options, reader = self.options, self.teacher.reader
         if options.cache is None:
             return None
-        answers = hashlib.sha256(repr([(one.question, one.tokens) for one in trained_on]).encode())
         media = {each for one in self.questions for each in (*one.images, *one.videos)}
         sizes = sorted((one.name, one.size()) for one in media)
         owner = {
             "data": digest(options.data, self.data.bad),
-            "answers": answers.hexdigest(),
+            "answers": digest_responses(trained_on),
             "pictures": hashlib.sha256(repr(sizes).encode()).hexdigest(),
             "dtype": f"{reader.model.dtype}, bf16={options.bf16}",
         }

@@ -23,7 +23,7 @@ from mmspec.training.fitting import TrainingProgress
 from mmspec.training.head_trainer import ShuffledBatches
 from mmspec.training.heads import TrainingExample, cache_outputs
 from mmspec.training.processes import Processes
-from mmspec.training.responses import Response
+from mmspec.training.responses import Response, concatenate_tokens
 
 MIN_TOKENS = 2  # of an answer: its first token comes from the prefill
 
@@ -207,17 +207,17 @@ class TrainingExamples:
 
     def counts(self) -> torch.Tensor:  # (V,) int64
         """How often each token occurs in the answers."""
-        tokens = torch.tensor([token for one in self.answers for token in one.tokens])
+        tokens = concatenate_tokens(self.answers)
         return torch.bincount(tokens, minlength=self.teacher.reader.vocabulary)
 
 
 def measure_coverage(head: Any, answers: Sequence[Response]) -> float | None:
     """The share of tokens that are in a head's draft vocabulary; None if that is all of them."""
     mask = dict(head.named_buffers()).get("t2d")
-    tokens = [token for one in answers for token in one.tokens]
-    if mask is None or not tokens:
+    tokens = concatenate_tokens(answers)
+    if mask is None or not len(tokens):
         return None
-    return float(mask.cpu()[torch.tensor(tokens)].float().mean())
+    return float(mask.cpu()[tokens].float().mean())
 
 
 def measure_acceptance(

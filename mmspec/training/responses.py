@@ -9,10 +9,16 @@ Incomplete lines and batches are generated again, so responses do not depend on 
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import zip_longest
 from pathlib import Path
+
+import numpy as np
+import torch
 
 from mmspec.errors import parse_json
 from mmspec.training.conversations import Question
@@ -20,13 +26,13 @@ from mmspec.training.fitting import TrainingProgress, silent
 from mmspec.training.processes import Processes
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Response:
     """One line of the file: a response, or why there is none."""
 
     question: int  # index in the data
     prompt: int = 0  # number of tokens
-    tokens: tuple[int, ...] = ()
+    tokens: Sequence[int] = ()  # an array once it was read: a ninth of a tuple's memory
     skipped: str | None = None
 
 
@@ -84,14 +90,30 @@ def read_responses(file: Path) -> list[Response]:
     """Read the complete lines of all files, in the order of the questions."""
     found: dict[int, Response] = {}
     for one in _files(file):
-        for line in one.read_bytes().split(b"\n")[:-1]:
-            try:
-                content = parse_json(line)
-                response = Response(**{**content, "tokens": tuple(content["tokens"])})
-            except (ValueError, TypeError, KeyError):
-                continue  # generated again
-            found[response.question] = response
+        with one.open("rb") as lines:
+            for line in lines:
+                try:
+                    content = parse_json(line) if line.endswith(b"\n") else {}
+                    response = Response(**{**content, "tokens": array("i", content["tokens"])})
+                except (ValueError, TypeError, KeyError, OverflowError):
+                    continue  # generated again
+                found[response.question] = response
     return [found[number] for number in sorted(found)]
+
+
+def digest_responses(responses: Iterable[Response]) -> str:
+    """A hash of the tokens of responses."""
+    sha = hashlib.sha256(b"[")
+    for number, one in enumerate(responses):
+        sha.update(f"{', ' * bool(number)}{(one.question, tuple(one.tokens))!r}".encode())
+    sha.update(b"]")
+    return sha.hexdigest()
+
+
+def concatenate_tokens(responses: Iterable[Response]) -> torch.Tensor:  # (n,) int64
+    """All tokens of responses."""
+    found = [np.asarray(one.tokens, np.int32) for one in responses]
+    return torch.from_numpy(np.concatenate([np.zeros(0, np.int32), *found])).long()
 
 
 def _append(file: Path, new: Sequence[Response]) -> None:
@@ -107,11 +129,14 @@ def _merge(file: Path, batches: Sequence[NumberedQuestions]) -> None:
     found = {one.question: one for one in read_responses(file)}
     kept = [one for one in batches if all(number in found for number, _ in one)]
     part, files = file.with_name(f"{file.name}.part"), _files(file)
-    content = b"".join(_line(found[number]) for one in kept for number, _ in one)
-    if files == [file] and file.read_bytes() == content:
-        return
+    numbers = [number for one in kept for number, _ in one]
+    if files == [file]:
+        with file.open("rb") as lines:
+            if all(old == new for old, new in zip_longest(lines, _lines(found, numbers))):
+                return
     try:
-        part.write_bytes(content)
+        with part.open("wb") as stream:
+            stream.writelines(_lines(found, numbers))
         part.replace(file)
     except OSError as error:
         part.unlink(missing_ok=True)
@@ -138,5 +163,10 @@ def _unwritable(file: Path, error: OSError) -> OSError:
     )
 
 
+def _lines(found: Mapping[int, Response], numbers: Iterable[int]) -> Iterator[bytes]:
+    return (_line(found[number]) for number in numbers)
+
+
 def _line(one: Response) -> bytes:
-    return json.dumps(asdict(one)).encode() + b"\n"
+    content = {"question": one.question, "prompt": one.prompt, "tokens": list(one.tokens)}
+    return json.dumps({**content, "skipped": one.skipped}).encode() + b"\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import subprocess
@@ -17,7 +18,13 @@ import torch
 
 from mmspec.training.conversations import Question
 from mmspec.training.processes import Processes
-from mmspec.training.responses import Response, collect_responses, read_responses
+from mmspec.training.responses import (
+    Response,
+    collect_responses,
+    concatenate_tokens,
+    digest_responses,
+    read_responses,
+)
 from mmspec.training.turns import Turn
 from tests.cli.test_train_recipe import _files_up_to
 
@@ -140,6 +147,29 @@ def test_on_a_full_disk_answers_stay(tmp_path: Path, whole: bytes) -> None:
     assert len(read_responses(file)) >= len(kept) + 5
     assert not [*tmp_path.glob("*.part")]
     collect(file, Target())
+    assert file.read_bytes() == whole
+
+
+def test_digests_and_counts_are_of_all_tokens(tmp_path: Path) -> None:
+    found = collect(tmp_path / "answers.jsonl", Target())
+    pairs = [(one.question, tuple(one.tokens)) for one in found]
+    assert digest_responses(found) == hashlib.sha256(repr(pairs).encode()).hexdigest()
+    assert digest_responses([]) == hashlib.sha256(b"[]").hexdigest()
+    assert concatenate_tokens(found).tolist() == [x for _, tokens in pairs for x in tokens]
+    assert concatenate_tokens([]).shape == (0,)
+
+
+@pytest.mark.parametrize("tokens", ["[1, 2.5]", "[99999999999]", '"ab"', "null", "[true, null]"])
+def test_lines_that_are_no_answers_are_made_again(
+    tokens: str, tmp_path: Path, whole: bytes
+) -> None:
+    file = tmp_path / "answers.jsonl"
+    lines = whole.splitlines(keepends=True)
+    lines[4] = f'{{"question": 4, "prompt": 4, "tokens": {tokens}, "skipped": null}}\n'.encode()
+    file.write_bytes(b"".join(lines))
+    target = Target()
+    collect(file, target)
+    assert target.batches == [[3, 4, 5]]
     assert file.read_bytes() == whole
 
 
