@@ -8,7 +8,7 @@ cache what it read of accepted tokens. A `Shape` decides which nodes it reads.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -69,6 +69,13 @@ class DraftModel(ABC):
     def keep(self, context: Context, state: Any, update: DraftUpdate) -> Any:
         """Return the state after a round."""
         return state
+
+    def compile_blocks(self, make_graphs: Callable[[Callable[[], Any]], Any]) -> bool:
+        """Read by compiled graphs from now on; False where it cannot.
+
+        `make_graphs` makes `mmspec.targets.readers.compiled.BlockGraphs` of their function.
+        """
+        return False
 
     def cache_bytes(self, state: Any) -> int | None:
         """Bytes of cached keys and values, as for a `Drafter`; None = unknown."""

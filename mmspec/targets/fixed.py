@@ -133,10 +133,10 @@ class FixedSlots:
         width = block.num_preceding + length
         span = round_power(width, MIN_SPAN) if block.num_preceding else length
         self.fit(memory, max(memory.lengths) + width)
-        tokens = _pad(block.tokens, (rows, length))
-        depths = _pad(block.depths.expand(self.batch, -1), (rows, length))
+        tokens = pad(block.tokens, (rows, length))
+        depths = pad(block.depths.expand(self.batch, -1), (rows, length))
         hide = torch.finfo(block.corner.dtype).min
-        corner = _pad(block.corner.expand(self.batch, -1, -1), (rows, length, span), hide)
+        corner = pad(block.corner.expand(self.batch, -1, -1), (rows, length, span), hide)
         more = [0] * (rows - self.batch)
         pads = [0] * self.batch if block.pads is None else block.pads
         last = NO_END if memory.max_position is None else memory.max_position
@@ -233,7 +233,7 @@ def _prompt_bias(memory: Memory, rows: int) -> Tensor:  # (rows, L)
     return bias
 
 
-def _pad(x: Tensor, shape: Sequence[int], value: float = 0) -> Tensor:
+def pad(x: Tensor, shape: Sequence[int], value: float = 0) -> Tensor:
     """Pad every axis at its end; contiguous, as strides are part of a compiled shape."""
     if x.shape == tuple(shape):
         return x.contiguous()

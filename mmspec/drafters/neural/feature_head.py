@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -39,7 +40,12 @@ from mmspec.drafters.shapes import Shape
 from mmspec.models.heads.dflash import DFlashHead
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
-from mmspec.models.heads.state_head import SlotMarks, StateHead, StateHeadConfig
+from mmspec.models.heads.state_head import (
+    SlotMarks,
+    StateHead,
+    StateHeadConfig,
+    make_compiled_step,
+)
 from mmspec.models.llama_layers import FULL, SLIDING, AttentionMask
 from mmspec.recipe import Deferred, DraftModelKind, Kit, Recipe
 from mmspec.targets.cache import SlotCache
@@ -79,6 +85,7 @@ class FeatureDraft(DraftModel):
     head: StateHead
     visual_slots: str | None = None
     tap: str = field(init=False, repr=False)  # name of the head's features in the target
+    graphs: Any = field(init=False, repr=False, default=None)  # compiled; see `compile_blocks`
     sees: ClassVar[str] = SEES
 
     def __post_init__(self) -> None:
@@ -118,6 +125,8 @@ class FeatureDraft(DraftModel):
         window = self.head.config.sliding_window
         memory = Memory(cache, count, read.pads, read.rope, read.states[:0], window)
         memory.offsets, memory.axes = read.offsets, 3 if read.positions.dim() == 3 else 1
+        if self.graphs is not None:
+            self.graphs.prepare(memory, context.request.max_new_tokens)
         last = list(self.head.fuse(prompt.features[:, -1:]))
         return HeadState(memory, last, [*last], list(context.prompt), read.global_vector)
 
@@ -181,8 +190,29 @@ class FeatureDraft(DraftModel):
     def width(self) -> int:
         return self.head.config.hidden_size
 
+    def compile_blocks(self, make_graphs: Callable[[Callable[[], Any]], Any]) -> bool:
+        embed = self.head.embeddings or self.backbone.embed
+        make_step = partial(make_compiled_step, self.head, embed)
+        object.__setattr__(self, "graphs", make_graphs(make_step))
+        return True
+
     def _read(
         self, state: HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0
+    ) -> Tensor:  # (R, q, D)
+        def run_eager() -> Tensor:
+            return self._read_eager(state, layout, states, steps)
+
+        if self.graphs is None or state.memory.fixed is None:
+            return run_eager()
+        counts = layout.depths.new_zeros(states.shape[:2]) + steps
+        more = [states, counts]
+        if state.global_vector is not None:
+            more.append(state.global_vector.expand_as(states))
+        found = self.graphs.run(state.memory, layout, more, run_eager)
+        return run_eager() if found is None else found[0]
+
+    def _read_eager(
+        self, state: HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int
     ) -> Tensor:  # (R, q, D)
         positions, mask, queries = state.memory.place(layout)
         masks: AttentionMask = mask

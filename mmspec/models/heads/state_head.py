@@ -12,7 +12,7 @@ The configuration selects the tapped features, the treatment of image slots, and
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mmspec.models.llama_layers import FULL, SLIDING, AttentionMask, Layers, LlamaHead
+from mmspec.targets.fixed import BlockPlan, FixedCache
 
 _SHAPE = (  # fields that a head shares with the layers of its target
     *("intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim"),
@@ -246,6 +247,34 @@ class StateHead(LlamaHead, ABC):
     def expand_logits(self, logits: Tensor) -> Tensor:  # (..., V') -> (..., V)
         """Expand logits to the target's vocabulary; other tokens get -inf."""
         return logits
+
+
+def make_compiled_step(head: StateHead, embed: Callable[[Tensor], Tensor]) -> Callable[..., Any]:
+    """A function of tensors alone that reads a block: the head's states (R, q, D)."""
+
+    window = head.config.sliding_window
+
+    def step(
+        tokens: Tensor,  # (R, q)
+        more: Sequence[Tensor],  # states (R, q, D), steps (R, q), and image vectors if any
+        depths: Tensor,
+        corner: Tensor,
+        columns: Tensor,
+        base: Tensor,
+        offsets: Tensor | None,
+        parts: Sequence[Tensor],
+    ) -> tuple[Tensor]:
+        plan = BlockPlan(depths, corner, columns, base, offsets)
+        states, steps, *vectors = more
+        masks: AttentionMask = plan.mask
+        if window is not None:
+            masks = {FULL: plan.mask, SLIDING: plan.mask_window(window)}
+        marks = SlotMarks(steps, None, vectors[0] if vectors else None)
+        cache = FixedCache(parts, plan.slots)
+        how: Any = {"past_key_values": cache, "marks": marks}
+        return (head(embed(tokens), states, masks, plan.positions, **how),)
+
+    return step
 
 
 def add_step_residual(inputs: Tensor, table: Tensor | None, steps: Tensor | int) -> Tensor:

@@ -24,11 +24,11 @@ from torch import Tensor, nn
 
 from mmspec.errors import first_line
 from mmspec.stats import CompileLog
-from mmspec.targets.fixed import BlockPlan, BufferStore, FixedCache, FixedSlots
+from mmspec.targets.fixed import BlockPlan, BufferStore, FixedCache, FixedSlots, pad
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.readers.backbone import FULL, SLIDING, Backbone
 from mmspec.targets.readers.hooks import wanted_layers
-from mmspec.targets.readers.reader import layer_list_name, without_layers
+from mmspec.targets.readers.reader import Reader, layer_list_name, without_layers
 from mmspec.targets.readers.rounding import rounding_margin, score_difference
 
 EAGER = "none"
@@ -59,61 +59,60 @@ def parse_backend(option: bool | str) -> str:
 def compile_readers(target: Any, draft: Any, features: Iterable[str], backend: str) -> CompileLog:
     """Let the reader of a target, and of its draft model, read blocks by compiled graphs.
 
-    `features` are those that the target provides. What cannot be compiled is in the log.
+    `draft` is a reader or a `mmspec.drafters.draft_model.DraftModel`, if there is one; `features`
+    are those that the target provides. What cannot be compiled is in the log.
     """
     found = CompileLog()
     recorded = sorted({one for layers in wanted_layers(features).values() for one in layers})
     for reader, layers in ((target, recorded), (draft, ())):
+        name = type(reader if reader is None else vars(reader).get("model", reader)).__name__
         if isinstance(reader, Backbone):
             reader.compiled = CompiledBlocks(reader, found, layers, backend)
-        elif reader is not None:
-            name = type(vars(reader).get("model", reader)).__name__
+        elif isinstance(reader, Reader):
             found.refuse(name, "only the blocks of decoders without guidance are compiled")
+        elif reader is not None and not reader.compile_blocks(
+            partial(BlockGraphs, name, found, backend)
+        ):
+            found.refuse(name, "it reads no blocks after a cache of its own")
     return found
 
 
-class CompiledBlocks:
-    """The compiled reads of one `Backbone`; `layers` are hidden states that it records.
+class BlockGraphs:
+    """Compiled functions of padded blocks: per number of rows, for one token and for several.
 
+    `make` returns a function of tokens (R, q), further inputs (R, q, ...), and depths, corner,
+    columns, base, offsets and parts as `FixedSlots.place` gives them; its results are (R, q, ...).
     `backend` is one of `torch.compile`, or `EAGER`: the same function without compiling it.
     """
 
-    def __init__(
-        self,
-        reader: Backbone,
-        log: CompileLog,
-        layers: Sequence[int] = (),
-        backend: str = "inductor",
-    ) -> None:
-        self.log, self.layers, self.backend = log, tuple(layers), backend
-        self.name = type(reader.model).__name__
+    def __init__(self, name: str, log: CompileLog, backend: str, make: Callable[[], Any]) -> None:
+        self.name, self.log, self.backend, self.make = name, log, backend, make
         self.store = BufferStore()
-        self.decoder: Any = None  # that `graphs` are of
         self.graphs: dict[tuple[int, bool, bool], Callable[..., Any]] = {}
         self.is_refused = False
 
-    def prepare(self, reader: Backbone, memory: Any, new_tokens: int) -> None:
+    def prepare(self, memory: Any, new_tokens: int, obstacle: str | None = None) -> None:
         """Move the memory of a prompt to fixed buffers, if its blocks can be read compiled."""
-        reason = None if self.is_refused else self._find_obstacle(reader, memory)
+        if self.is_refused:
+            return
+        reason = obstacle or FixedSlots.find_obstacle(memory)
         if reason is not None:
             self.log.refuse(self.name, reason)
-        elif not self.is_refused:
+        else:
             memory.fixed = FixedSlots(memory, self.store, min(new_tokens, MAX_RESERVED) + ROOM)
 
-    def _find_obstacle(self, reader: Backbone, memory: Any) -> str | None:
-        if not reader.family.is_direct:
-            return "it is read by its whole forward, not by a decoder and an output head"
-        if set(reader.layer_kinds) - {FULL, SLIDING}:
-            return f"it has layers of {', '.join(reader.layer_kinds)}"
-        modules = (*reader.decoder.modules(), *reader.head.modules())
-        if any(getattr(one, name) for one in modules for name in _HOOKS[::3]):
-            return "its modules have forward hooks"
-        return FixedSlots.find_obstacle(memory)
+    def run(
+        self,
+        memory: Memory,
+        block: TokenBlock,
+        more: Sequence[Tensor],
+        run_eager: Callable[[], Tensor],
+    ) -> Sequence[Tensor] | None:
+        """Results (B, q, ...) of a block and `more` inputs (B, q, ...); None = run it eager.
 
-    def read(
-        self, reader: Backbone, memory: Memory, block: TokenBlock
-    ) -> tuple[Tensor, Tensor] | None:
-        """Logits and last hidden states as `Backbone.read`; None where it must run eager."""
+        `run_eager` returns the last of `block`'s scores, which those of a new graph are compared
+        with.
+        """
         if self.is_refused or block.embeds is not None or torch.is_grad_enabled():
             return None
         fixed = memory.fixed
@@ -121,26 +120,25 @@ class CompiledBlocks:
             if FixedSlots.find_obstacle(memory) is not None:
                 return None
             fixed = memory.fixed = FixedSlots(memory, self.store, ROOM)
-        inputs = fixed.place(memory, block)
-        out = self._run(reader, memory, block, inputs)
+        tokens, *placed = fixed.place(memory, block)
+        inputs = (tokens, [pad(one, (*tokens.shape, *one.shape[2:])) for one in more], *placed)
+        out = self._call(fixed, block, inputs, run_eager)
         if out is None:
             return None
-        first = max(block.waiting - 1, 0)
-        logits, states, *recorded = (one[: memory.batch, : block.length] for one in out)
-        fixed.states = dict(zip(self.layers, recorded, strict=True))
         self.log.forwards += 1
-        return logits[:, first:], states[:, first:]
+        return [one[: memory.batch, : block.length] for one in out]
 
-    def _run(
-        self, reader: Backbone, memory: Memory, block: TokenBlock, inputs: tuple[Any, ...]
+    def _call(
+        self,
+        fixed: FixedSlots,
+        block: TokenBlock,
+        inputs: tuple[Any, ...],
+        run_eager: Callable[[], Tensor],
     ) -> Sequence[Tensor] | None:
-        fixed, decoder = memory.fixed, (reader.decoder, reader.head)
-        if decoder != self.decoder:
-            self.decoder, self.graphs = decoder, {}
         key = (fixed.rows, inputs[0].shape[1] == 1, block.num_preceding > 0)
         graph, is_new = self.graphs.get(key), False
         if graph is None:
-            graph, is_new = self._make(reader), True
+            graph, is_new = self._compile(), True
             for tensor, axis in _symbolic(inputs, fixed):
                 torch._dynamo.mark_dynamic(tensor, axis)
         counted = _count_graphs()
@@ -158,7 +156,7 @@ class CompiledBlocks:
                 raise
             return self._refuse(f"torch.compile failed ({first_line(error)})")
         self.log.graphs += _count_graphs() - counted
-        if is_new and (gap := _difference(reader, memory, block, out[0])) is not None:
+        if is_new and (gap := _difference(out[0], block, run_eager(), fixed.batch)) is not None:
             return self._refuse(f"its scores differ when compiled (by {gap:.2g} of their spread)")
         self.graphs[key] = graph
         return out
@@ -167,16 +165,65 @@ class CompiledBlocks:
         self.is_refused = True
         self.log.refuse(self.name, reason)
 
-    def _make(self, reader: Backbone) -> Callable[..., Any]:
+    def _compile(self) -> Callable[..., Any]:
         """The function of one graph."""
-        step = _make_step(reader, self.layers)
+        step = self.make()
         if self.backend == EAGER:
             return step
         # torch keeps graphs, and limits their number, by code object: each has one of its own
         step.__code__ = step.__code__.replace(co_name=f"read_block_{len(self.graphs)}")
-        mode = "reduce-overhead" if reader.device.type == "cuda" else None
-        how: dict[str, Any] = {"mode": mode} if self.backend == "inductor" else {}
+        how: dict[str, Any] = {}
+        if self.backend == "inductor" and torch.cuda.is_available():
+            how = {"mode": "reduce-overhead"}
         return torch.compile(step, fullgraph=True, backend=self.backend, **how)
+
+
+class CompiledBlocks:
+    """The compiled reads of one `Backbone`; `layers` are hidden states that it records."""
+
+    def __init__(
+        self,
+        reader: Backbone,
+        log: CompileLog,
+        layers: Sequence[int] = (),
+        backend: str = "inductor",
+    ) -> None:
+        self.layers, self.reader = tuple(layers), reader
+        self.modules = (reader.decoder, reader.head)  # of the graphs
+        self.graphs = BlockGraphs(type(reader.model).__name__, log, backend, self._make_step)
+
+    def prepare(self, reader: Backbone, memory: Any, new_tokens: int) -> None:
+        """Move the memory of a prompt to fixed buffers, if its blocks can be read compiled."""
+        self.graphs.prepare(memory, new_tokens, _find_obstacle(reader))
+
+    def read(
+        self, reader: Backbone, memory: Memory, block: TokenBlock
+    ) -> tuple[Tensor, Tensor] | None:
+        """Logits and last hidden states as `Backbone.read`; None where it must run eager."""
+        if self.modules != (reader.decoder, reader.head):
+            self.reader, self.modules = reader, (reader.decoder, reader.head)
+            self.graphs.graphs.clear()
+        out = self.graphs.run(memory, block, (), lambda: reader.read_eager(memory, block)[0])
+        if out is None:
+            return None
+        first = max(block.waiting - 1, 0)
+        logits, states, *recorded = out
+        memory.fixed.states = dict(zip(self.layers, recorded, strict=True))
+        return logits[:, first:], states[:, first:]
+
+    def _make_step(self) -> Any:
+        return _make_step(self.reader, self.layers)
+
+
+def _find_obstacle(reader: Backbone) -> str | None:
+    if not reader.family.is_direct:
+        return "it is read by its whole forward, not by a decoder and an output head"
+    if set(reader.layer_kinds) - {FULL, SLIDING}:
+        return f"it has layers of {', '.join(reader.layer_kinds)}"
+    modules = (*reader.decoder.modules(), *reader.head.modules())
+    if any(getattr(one, name) for one in modules for name in _HOOKS[::3]):
+        return "its modules have forward hooks"
+    return None
 
 
 def _make_step(reader: Backbone, layers: Sequence[int]) -> Any:
@@ -187,6 +234,7 @@ def _make_step(reader: Backbone, layers: Sequence[int]) -> Any:
 
     def step(
         tokens: Tensor,  # (R, q)
+        more: Sequence[Tensor],
         depths: Tensor,  # (R, q)
         corner: Tensor,  # (R, q, span)
         columns: Tensor,  # (5, R)
@@ -256,23 +304,20 @@ def _append_input(sink: list[Tensor], module: nn.Module, args: Any, kwargs: dict
 
 def _symbolic(inputs: tuple[Any, ...], fixed: FixedSlots) -> list[tuple[Tensor, int]]:
     """The tensors and axes whose sizes differ between calls of one graph."""
-    tokens, depths, corner, _ = inputs
+    tokens, more, depths, corner, _ = inputs
     found = [(fixed.base, 1)]
     if tokens.shape[1] > 1:
-        found += [(tokens, 1), (depths, 1), (corner, 1)]
+        found += [(one, 1) for one in (tokens, depths, corner, *more)]
     if corner.shape[2] > 1:
         found.append((corner, 2))
     return found
 
 
-def _difference(
-    reader: Backbone, memory: Memory, block: TokenBlock, logits: Tensor
-) -> float | None:
-    """How far the scores of a block are from the eager ones; None if no more than rounding."""
-    expected, _ = reader.read_eager(memory, block)
-    ours = logits[: memory.batch, max(block.waiting - 1, 0) : block.length]
-    gap = float(score_difference(ours, expected))
-    return gap if gap > rounding_margin(reader.model.dtype) else None
+def _difference(ours: Tensor, block: TokenBlock, eager: Tensor, batch: int) -> float | None:
+    """How far the last scores (B, n, V) are from the eager ones; None if no more than rounding."""
+    last = ours[:batch, block.length - eager.shape[1] : block.length]
+    gap = float(score_difference(last, eager))
+    return gap if gap > rounding_margin(eager.dtype) else None
 
 
 def _count_graphs() -> int:

@@ -15,6 +15,8 @@ import torch
 import mmspec
 from mmspec.draft import Draft, Kind
 from mmspec.modalities.common.families import make_reader
+from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 from mmspec.stats import CompileLog
 from mmspec.targets import fixed
 from mmspec.targets.memory import build_block
@@ -291,3 +293,47 @@ def test_a_new_head_needs_a_new_graph() -> None:
         reader.model.set_output_embeddings(other)
     assert log.forwards == 2
     assert not log.reasons
+
+
+def _head_of(model: Any, **changes: Any) -> Eagle3Head:
+    text = model.config.get_text_config()
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return Eagle3Head(Eagle3HeadConfig.of(text, text.vocab_size, **changes)).eval()
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+@pytest.mark.parametrize(
+    ("family", "changes"),
+    [
+        ("llava", {}),
+        ("qwen2_5_vl", {"positions": "mrope"}),
+        ("llama", {"sliding_window": 6, "num_steps": 2}),
+    ],
+)
+def test_a_head_on_the_targets_states_reads_compiled_blocks(
+    family: str, changes: dict[str, Any], batch: int
+) -> None:
+    model, request = toys.model(family, layers=4), request_of(family, batch)
+    head, how = _head_of(model, **changes), {"max_new_tokens": 12, "do_sample": False}
+    for parts in ({}, {"length": 3}):
+        eager = mmspec.accelerate(model, "eagle-3", drafter=head, **parts)
+        fast = mmspec.accelerate(model, "eagle-3", drafter=head, compile=EAGER, **parts)
+        expected, out = (one.generate(**request, **how) for one in (eager, fast))
+        assert torch.equal(out.sequences, expected.sequences)
+        for name in ("per_step_accepted", "per_step_drafted", "target_calls"):
+            assert getattr(out.stats, name) == getattr(expected.stats, name)
+        assert out.stats.not_compiled is None
+        assert out.stats.compiled_forwards is not None
+        assert out.stats.compiled_forwards > 3 * out.stats.target_calls  # one is the target's
+        assert out.stats.fallback is None
+
+
+def test_heads_without_a_cache_say_that_they_run_eager() -> None:
+    model, request = toys.model("llava"), request_of("llava")
+    text = model.config.get_text_config()
+    heads = MedusaHeads(MedusaHeadsConfig.of(text, text.vocab_size)).eval()
+    fast = mmspec.accelerate(model, "medusa", drafter=heads, compile=EAGER)
+    stats = fast.generate(**request, max_new_tokens=6).stats
+    assert stats.compiled_forwards == stats.target_calls
+    assert "reads no blocks" in stats.not_compiled
