@@ -87,12 +87,9 @@ def measures(modality: Modality) -> Measures:
 
 
 def chat_model(modality: Modality) -> Any:
-    """The class that turns conversations into inputs of a modality's models, for web services.
-
-    Raises ValueError where it has none.
-    """
+    """The class that turns conversations into inputs of a modality's models; None if none does."""
     if find_spec(f"{modality.package}.serving") is None:
-        raise ValueError(f"models of modality {modality.name} hold no conversations")
+        return None
     return import_module(f"{modality.package}.serving").chat_model
 
 

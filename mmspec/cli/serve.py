@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from ipaddress import ip_address
 from typing import Any
 
@@ -10,13 +11,16 @@ from mmspec import registry
 from mmspec.cli.models import LoadedModels, load, select
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.output import console
+from mmspec.modality import Modality, parse_settings
 from mmspec.serving.app import Served, create_app
 from mmspec.serving.chat_routes import ChatRoutes
 from mmspec.serving.completion import ChatService
 from mmspec.serving.engine import Engine
 from mmspec.serving.limits import create_server
 from mmspec.serving.media import fetch_url
+from mmspec.serving.media_routes import MediaRoutes
 from mmspec.serving.metrics import Metrics
+from mmspec.serving.worker import SerialQueue
 
 
 @dataclass(frozen=True)
@@ -49,18 +53,67 @@ def run(options: ModelOptions, model: str, **given: Any) -> None:
 
 
 def make_served(loaded: LoadedModels, server: ServerOptions, trusts: bool = False) -> Served:
-    """The model of a server, ready for requests."""
+    """The model of a server, ready for requests.
+
+    Text and vision-language models run many requests at once, others one after the other.
+    """
     selection = loaded.selection
     name, fast = selection.model, loaded.accelerate(selection.recipe)
     make_chat = registry.chat_model(selection.owner)
+    if make_chat is None:
+        metrics = Metrics(None)
+        return Served(name, _make_media_routes(loaded, fast, server, metrics, trusts), metrics)
     chat = make_chat(name, loaded.model, trust_remote_code=trusts)
-    engine = Engine(
-        fast, max_rows=server.max_requests, max_slots=server.max_slots, max_queue=server.max_queue
-    )
+    rows = server.max_requests
+    engine = Engine(fast, max_rows=rows, max_slots=server.max_slots, max_queue=server.max_queue)
     service = ChatService(engine, chat, server.max_new_tokens, server.timeout_s)
     metrics = Metrics(engine)
     fetch = fetch_url if server.allow_urls else None
     return Served(name, ChatRoutes(name, service, metrics, fetch=fetch), metrics)
+
+
+def _make_media_routes(
+    loaded: LoadedModels, fast: Any, server: ServerOptions, metrics: Metrics, trusts: bool
+) -> MediaRoutes:
+    """Routes of a model that generates images or speech, or transcribes."""
+    selection = loaded.selection
+    owner, formatting = selection.owner, registry.formatting(selection.owner)
+    settings = frozenset(one.name for one in fields(owner.settings))
+
+    def generate(given: Mapping[str, Any], prompts: list[str], seed: int) -> tuple[Any, Any]:
+        formatter: Any = loaded.formatter
+        if given:
+            own = {
+                one.name: getattr(selection.settings, one.name) for one in fields(owner.settings)
+            }
+            chosen = parse_settings(owner.settings, {**own, **given})
+            formatter = formatting.formatter(
+                selection.model, loaded.model, chosen, trust_remote_code=trusts
+            )
+        return formatter, loaded.call(fast, formatter.request(prompts), seed)
+
+    return MediaRoutes(
+        selection.model,
+        _kind_of(owner, fast.calls),
+        generate,
+        settings,
+        metrics,
+        SerialQueue(server.max_queue),
+        server.timeout_s,
+    )
+
+
+def _kind_of(owner: Modality, calls: Sequence[str]) -> str:
+    """What models of a modality are served as. Raises ValueError for others."""
+    if any(one.name == "audio" for one in fields(owner.settings)):
+        return "transcriptions"
+    if "synthesize" in calls:
+        return "speech"
+    if "generate_images" in calls or owner.decodes == "latents":
+        return "images"
+    raise ValueError(
+        f"models of modality {owner.name} have no route of the OpenAI API; call them from Python"
+    )
 
 
 def check_access(server: ServerOptions) -> None:

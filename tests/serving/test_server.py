@@ -44,7 +44,7 @@ class Server:
 
     def __init__(self, served: Served) -> None:
         self.routes: Any = served.routes
-        self.engine = self.routes.service.engine
+        self.engine = vars(self.routes).get("service") and self.routes.service.engine
         self.server = create_server(create_app(served, TOKEN), "127.0.0.1", 0)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()
