@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -96,8 +95,7 @@ def run(**typed: Any) -> None:
             "with --shard-target; drop that, or record the episodes first"
         )
     TrainingFolder(options.out).check()
-    with processes.main_process_first() if options.allow_urls else nullcontext():
-        data = DataSet(options.data, []) if plays else read_data(options, teaching)
+    data = DataSet(options.data, []) if plays else read_data(options, teaching, processes)
     set_threads(options.threads, options.target)
     silence_libraries()
     keywords = {"trust_remote_code": options.trust_remote_code}
@@ -109,7 +107,7 @@ def run(**typed: Any) -> None:
         teacher = teaching.teacher(options.target, model, **keywords)
     if plays:
         options = replace(options, data=_record_episodes(options, teaching, teacher, processes))
-        data = read_data(options, teaching)
+        data = read_data(options, teaching, processes)
     data = data.leave_out(teacher.check(data.questions))
     check_rows(data, options)
     if teacher.max_answer_tokens is not None:

@@ -12,13 +12,14 @@ from mmspec.cli.training_plan import TrainOptions
 from mmspec.modality import TrainingData
 from mmspec.training.conversations import DataSet, media_base, read_data_set
 from mmspec.training.media import Media, MediaFolders, download
+from mmspec.training.processes import Processes
 
 MAX_THREADS = 32
 _CHUNK = 4096  # media that are handed to the threads at once
 
 
-def read_data(options: TrainOptions, teaching: TrainingData) -> DataSet:
-    """Read the rows of --data and open their media once.
+def read_data(options: TrainOptions, teaching: TrainingData, processes: Processes) -> DataSet:
+    """Read the rows of --data and open their media once, each in one of the processes.
 
     Raises ValueError for more bad rows than --max-bad-rows, and for fewer than two good ones.
     """
@@ -27,7 +28,9 @@ def read_data(options: TrainOptions, teaching: TrainingData) -> DataSet:
     found = read_data_set(options.data, folders)
     found.check(options.max_bad_rows)
     with show_status("checking images", options.json):
-        found = found.leave_out(_unreadable_rows(found, teaching.check_media, options.dry_run))
+        own = _unreadable_rows(found, teaching.check_media, options.dry_run, processes)
+        shares = processes.gather(own)
+        found = found.leave_out({row: why for one in shares for row, why in one.items()})
     check_rows(found, options)
     return found
 
@@ -42,15 +45,18 @@ def check_rows(data: DataSet, options: TrainOptions) -> None:
         )
 
 
-def _unreadable_rows(data: DataSet, check: Callable[[Media], None], is_dry: bool) -> dict[int, str]:
-    """Why rows have media that cannot be read, by their number; a dry run downloads none."""
+def _unreadable_rows(
+    data: DataSet, check: Callable[[Media], None], is_dry: bool, processes: Processes
+) -> dict[int, str]:
+    """Why rows have media that this process cannot read; a dry run downloads none."""
     rows_of: dict[Media, set[int]] = {}
     for one in data.questions:
         for media in (*one.images, *one.videos):
             if not (is_dry and media.url is not None):
                 rows_of.setdefault(media, set()).add(one.row)
     found: dict[int, str] = {}
-    for media, reason in _check_all(list(rows_of), check):
+    own = list(rows_of)[processes.rank :: processes.size]
+    for media, reason in _check_all(own, check):
         if reason is not None:
             found |= dict.fromkeys(rows_of[media], reason)
     return found

@@ -73,12 +73,12 @@ class Processes:
     @property
     def index(self) -> int:
         """Number of this process's share."""
-        return 0 if self.is_sharded else self._rank
+        return 0 if self.is_sharded else self.rank
 
     @property
     def is_first(self) -> bool:
         """Whether this process reports and writes checkpoints."""
-        return self._rank == 0
+        return self.rank == 0
 
     @property
     def measures(self) -> bool:
@@ -91,7 +91,8 @@ class Processes:
         return self.is_first or not self.is_sharded
 
     @property
-    def _rank(self) -> int:
+    def rank(self) -> int:
+        """Number of this process."""
         return 0 if self.state is None else int(self.state.process_index)
 
     @property
@@ -102,6 +103,18 @@ class Processes:
     def share(self, items: Sequence[T]) -> Sequence[T]:
         """Select the items of this process."""
         return items[self.index :: self.count]
+
+    def gather(self, own: T) -> list[T]:
+        """Return the values of all processes, in their order.
+
+        Raises ConnectionError where one of them has ended.
+        """
+        if self.group is None:
+            return [own]
+        found: list[Any] = [None] * self.size
+        with self._notice_ends():
+            torch.distributed.all_gather_object(found, own, self.group)
+        return found
 
     @contextmanager
     def main_process_first(self) -> Iterator[None]:
@@ -117,13 +130,17 @@ class Processes:
 
         Raises ConnectionError where one of them has ended.
         """
-        if self.group is None:
-            return
+        if self.group is not None:
+            with self._notice_ends():
+                torch.distributed.barrier(self.group)
+
+    @contextmanager
+    def _notice_ends(self) -> Iterator[None]:
         try:
-            torch.distributed.barrier(self.group)
+            yield
         except RuntimeError as error:
             raise ConnectionError(
-                f"process {self._rank} stops, since another of {self.size} has ended; correct "
+                f"process {self.rank} stops, since another of {self.size} has ended; correct "
                 "what that one reports, and repeat the command: it resumes"
             ) from error
 

@@ -6,12 +6,18 @@ import base64
 import json
 from io import BytesIO
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from PIL import Image
 
+from mmspec import registry
 from mmspec.cli import main, train
+from mmspec.cli.training_data import _unreadable_rows
+from mmspec.training.conversations import read_data_set
+from mmspec.training.media import Media, MediaFolders
+from mmspec.training.processes import Processes
 from mmspec.zoo.scene import sample
 from mmspec.zoo.scene_tensors import render_pixels
 from tests.cli.running import fail, run
@@ -147,3 +153,24 @@ def test_images_elsewhere_need_an_option(
     assert "give --allow-urls to download it" in fail(capsys, *asked)[1]
     assert main([*asked, "--allow-urls"]) == 1
     assert "which cannot be downloaded" in capsys.readouterr().err
+
+
+def test_processes_share_the_images_and_find_all_bad_rows(folder: Path, tmp_path: Path) -> None:
+    """Every image is opened by one of them."""
+    names = ("0.png", "broken.png", "1.png", "broken.mp4", "2.png", "broken.png", "3.png")
+    rows = [{"prompt": "is it red?", "image": name} for name in names]
+    (tmp_path / "rows.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    data = read_data_set(tmp_path / "rows.jsonl", MediaFolders(folder))
+    opened: list[str] = []
+
+    def check(media: Media) -> None:
+        opened.append(media.name)
+        check_media(media)
+
+    check_media = registry.training_data(registry.find_modality("zoo:llava")).check_media
+    for count in (1, 2, 3):
+        states = [SimpleNamespace(num_processes=count, process_index=rank) for rank in range(count)]
+        shares = [_unreadable_rows(data, check, False, Processes(one)) for one in states]
+        assert sorted(row for share in shares for row in share) == [1, 3, 5]
+        assert sorted(opened) == sorted({*names})
+        opened.clear()

@@ -36,6 +36,7 @@ def test_one_process_is_alone() -> None:
     layer = nn.Linear(2, 1)
     assert (processes.count, processes.is_first, processes.device) == (1, True, None)
     assert processes.share([1, 2, 3]) == [1, 2, 3]
+    assert processes.gather("own") == ["own"]
     assert processes.average_gradients(list(layer.parameters()), 0.25) == 0.25
     assert layer.weight.grad is None
 
