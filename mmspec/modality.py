@@ -2,8 +2,7 @@
 
 A modality has two halves. The description (`Modality`, the `MODALITY` of `modalities/<name>/`) is
 data and imports no torch: names, settings, checkpoints. The implementation (`Plug` and the other
-modules of `Modality.package`) is imported when a model of the modality is used. Nothing outside a
-modality's folder names it; `mmspec.registry` finds it.
+modules of `Modality.package`) is imported when it is used; `mmspec.registry` alone names it.
 """
 
 from __future__ import annotations
@@ -105,6 +104,7 @@ class Modality:
     command_call: str | None = None  # the call that commands make; default: the first
     survey: str | None = None  # the module that measures every class of its library
     training_data: str | None = None  # the module that implements `TrainingData`
+    placement: tuple[str, ...] = ()  # options of a `Placement` that its `load` honours
 
     @property
     def all_decodes(self) -> tuple[str, ...]:

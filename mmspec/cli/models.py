@@ -19,6 +19,7 @@ from mmspec.accelerated import Accelerated
 from mmspec.api import accelerate
 from mmspec.cli.options import PARTS, ModelOptions, flag, select_settings
 from mmspec.cli.output import show_status, silence_libraries
+from mmspec.cli.placement import check_placement, place
 from mmspec.draft_models import find_owners
 from mmspec.modality import Formatter, Modality, parse_settings
 from mmspec.models.folder import check_folder_exists
@@ -105,6 +106,7 @@ def _select_model(options: ModelOptions) -> tuple[Modality, str]:
 def _check_options(options: ModelOptions, owner: Modality, model: str) -> None:
     """Refuse options that the modality does not have. Raises one ValueError naming its own."""
     own = [one.name for one in select_settings(owner, options.command)]
+    check_placement(options.placed, owner, model)
     known = [*own, *(one for one in PARTS if one in owner.parts)]
     parts = {name: getattr(options, name) for name in PARTS}
     given = [*options.settings, *(name for name, value in parts.items() if value is not None)]
@@ -264,13 +266,15 @@ def load(options: ModelOptions, selected: Selected) -> LoadedModels:
     keywords = {"trust_remote_code": options.trust_remote_code}
     plug, formatting = registry.plug(selected.owner), registry.formatting(selected.owner)
     silence_libraries()
+    names = tuple(filter(None, dict.fromkeys(selected.drafters.values())))
+    target, small = place(options.placed, selected.model, names)
     with show_status(f"loading {selected.model}", options.json):
-        model = plug.load(selected.model, **keywords)
+        model = plug.load(selected.model, **target, **keywords)
         formatter = formatting.formatter(selected.model, model, selected.settings, **keywords)
     drafters: dict[str, Any] = {}
-    for name in filter(None, dict.fromkeys(selected.drafters.values())):
+    for name in names:
         with show_status(f"loading {name}", options.json):
-            drafters[name] = formatting.load_drafter(model, name, **keywords)
+            drafters[name] = formatting.load_drafter(model, name, **small, **keywords)
     return LoadedModels(selected, model, formatter, drafters)
 
 

@@ -31,6 +31,9 @@ IMAGE_MODEL = "zoo:image"  # default of commands about image tokens
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads to use.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1)]
 SINGLE = ("prompt", "image", "video", "audio")  # inputs that may be given once
+# how models are loaded, where the modality can: fields of `mmspec.models.placement.Placement`
+PLACEMENT = ("device", "dtype", "device_map", "attn", "quantize")
+DRAFTER_DEVICE = "drafter_device"
 
 
 @dataclass(frozen=True)
@@ -71,8 +74,26 @@ class ModelOptions:
     )
     window: int | None = setting(None, "Maximal steps of a chain per round.", min=1)
     max_rows: int | None = setting(None, "Maximal rows per network forward.", min=1)
+    device: str | None = setting(None, "Device of the weights: cpu (default), cuda, cuda:1, mps.")
+    dtype: str | None = setting(
+        None, "float32, bfloat16 or float16; default: as saved, float32 for bundled models."
+    )
+    device_map: str | None = setting(
+        None, "auto, balanced, sequential or a JSON file: spreads over devices, memory, disk."
+    )
+    attn: str | None = setting(None, "Attention implementation: sdpa, eager, flex_attention.")
+    quantize: str | None = setting(
+        None, "Weights of the target's linear layers: int8, int4, bnb-int8, bnb-nf4."
+    )
+    drafter_device: str | None = setting(None, "Device of the draft model; default: the target's.")
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the modality; given ones only
     command: str = "generate"
+
+    @property
+    def placed(self) -> dict[str, str]:
+        """The options of placement that are given."""
+        given = {name: getattr(self, name) for name in PLACED}
+        return {name: value for name, value in given.items() if value is not None}
 
     def keywords(self) -> dict[str, Any]:
         """Parts and options as `accelerate` takes them. Raises ValueError for invalid ones."""
@@ -99,6 +120,7 @@ class ModelOptions:
         return {**given, **knobs}
 
 
+PLACED = (*PLACEMENT, DRAFTER_DEVICE)
 NOT_OPTIONS = ("settings", "command")
 SEPARATE = ("model", "modality", "drafter", "recipe")  # not set by --set
 
@@ -154,6 +176,28 @@ def model_command(
     return decorate
 
 
+def placed_command(*names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Add options of `PLACEMENT` to a command, which gets those given as the dict `placed`."""
+
+    def decorate(declaration: Callable[..., None]) -> Callable[..., None]:
+        signature = inspect.signature(declaration, eval_str=True)
+        own = [one for one in fields(ModelOptions) if one.name in names]
+        hints = get_type_hints(ModelOptions)
+        more = [_model_option(one, hints[one.name], one.default) for one in own]
+
+        def call(**given: Any) -> None:
+            values = {one.name: given.pop(one.name) for one in own}
+            placed = {name: value for name, value in values.items() if value is not None}
+            declaration(**given, placed=placed)
+
+        kept = [one for name, one in signature.parameters.items() if name != "placed"]
+        call.__signature__ = signature.replace(parameters=[*kept, *more])  # type: ignore[attr-defined]
+        call.__doc__ = declaration.__doc__
+        return call
+
+    return decorate
+
+
 def _check_unused(context: typer.Context, alone: Mapping[str, tuple[str, ...]]) -> None:
     """Refuse options that would be ignored. Raises typer.BadParameter."""
     names = {one.name: one.opts[0] for one in context.command.params}
@@ -187,6 +231,7 @@ def run_function(function: str, *args: Any, **given: Any) -> None:
 def _model_option(one: Field[Any], hint: Any, default: Any) -> inspect.Parameter:
     """The option of a field of `ModelOptions`."""
     panel = "Drafting (where the modality has it)" if one.name in PARTS else "Model"
+    panel = "Placement (where the modality has it)" if one.name in PLACED else panel
     limits: dict[str, Any] = {name: one.metadata.get(name) for name in ("min", "max")}
     name = one.metadata.get("option", flag(one.name))
     about = typer.Option(name, help=one.metadata["help"], rich_help_panel=panel, **limits)

@@ -24,6 +24,7 @@ from transformers.models.auto.modeling_auto import (
 
 from mmspec.errors import explain_load_errors
 from mmspec.models.folder import check_folder_exists, read_json, read_shapes
+from mmspec.models.placement import ANYWHERE, Placement
 
 
 def load_text_processor(folder: str | None, maker: Any, kind: str) -> Any:
@@ -41,24 +42,35 @@ def load_text_processor(folder: str | None, maker: Any, kind: str) -> Any:
 
 
 def load_causal(
-    source: str | Path, dtype: torch.dtype | str = "auto", maker: Any = None, **arguments: Any
+    source: str | Path,
+    dtype: torch.dtype | str = "auto",
+    maker: Any = None,
+    placement: Placement = ANYWHERE,
+    **arguments: Any,
 ) -> Any:
     """Load a model in eval mode from a folder or a hub name, by `maker` or the Auto classes.
 
     Remote code is not run unless trust_remote_code=True is given; there is no prompt for it. Raises
-    ValueError for pickled weights (unpickling runs code), and for missing weights.
+    ValueError for pickled weights (unpickling runs code), for missing weights, and for a
+    `placement` that the class refuses or the memory cannot hold.
     """
     name = str(source)
     arguments = {"trust_remote_code": False, **arguments}
+    dtype = placement.torch_dtype or dtype
     check_folder_exists(name)
     if Path(name).is_dir():
         check_folder(Path(name))
-    with explain_load_errors(name):
+    with explain_load_errors(name), placement.explain(name):
         if maker is None:
             register_own_model(name, **arguments)
             maker = auto_class(transformers.AutoConfig.from_pretrained(name, **arguments))
         model, found = maker.from_pretrained(
-            name, dtype=dtype, use_safetensors=True, output_loading_info=True, **arguments
+            name,
+            dtype=dtype,
+            use_safetensors=True,
+            output_loading_info=True,
+            **placement.keywords(),
+            **arguments,
         )
     missing = sorted(found["missing_keys"])
     if missing:
@@ -67,7 +79,7 @@ def load_causal(
             f"{name} has no weights for {len(missing)} parts of a {type(model).__name__} ({some}), "
             "which would be random; give the folder of a complete model"
         )
-    return model.eval()
+    return placement.finish(model).eval()
 
 
 def load_model(maker: Any, folder: str | Path, kind: str, dtype: torch.dtype | None = None) -> Any:
@@ -161,20 +173,28 @@ def is_pipeline(model: Any) -> bool:
 
 
 def load_pipeline(
-    source: str | Path, dtype: torch.dtype | None = None, trust_remote_code: bool = False
+    source: str | Path,
+    dtype: torch.dtype | None = None,
+    trust_remote_code: bool = False,
+    placement: Placement = ANYWHERE,
 ) -> Any:
     """Load a pipeline from a folder or a hub name; safetensors only.
 
-    Raises ValueError for a missing folder.
+    Raises ValueError for a missing folder, and for a device map that diffusers refuses.
     """
     from diffusers import DiffusionPipeline
 
     name = str(source)
     check_folder_exists(name, "pipeline")
-    with explain_load_errors(name, "pipeline"):
-        return DiffusionPipeline.from_pretrained(
-            name, torch_dtype=dtype, use_safetensors=True, trust_remote_code=trust_remote_code
+    with explain_load_errors(name, "pipeline"), placement.explain(name):
+        pipe = DiffusionPipeline.from_pretrained(
+            name,
+            torch_dtype=placement.torch_dtype or dtype,
+            use_safetensors=True,
+            trust_remote_code=trust_remote_code,
+            device_map=placement.device_map,
         )
+    return placement.finish(pipe)
 
 
 def load_network(source: str | Path, dtype: torch.dtype | None = None) -> Any:

@@ -96,9 +96,13 @@ def load_drafter(
 
     Raises ValueError for anything else.
     """
-    kind = find_head_kind(source) if Path(source).is_dir() else None
-    if kind is not None:
-        return kind.load(source, make_reader(model))
+    placement = options.get("placement")
+    name = str(source)
+    is_placed_head = placement is not None and name.startswith(ZOO)
+    folder = path(name.removeprefix(ZOO)) if is_placed_head else Path(source)
+    kind = find_head_kind(folder) if folder.is_dir() else None
+    if kind is not None:  # bound to the target, it takes the target's device and dtype
+        return kind.load(folder, make_reader(model))
     small = load(source, **options)
     if not isinstance(_hf.unwrap_compiled(small), PreTrainedModel):
         raise ValueError(

@@ -36,4 +36,5 @@ MODALITY = Modality(
     files=PICTURE_FILES,
     parts=("window", "tree", "max_rows"),
     plain=("paradigms", {"window": 1}),
+    placement=("device", "dtype", "device_map"),
 )

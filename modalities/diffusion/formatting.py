@@ -12,6 +12,7 @@ from mmspec.drafters.denoising.small_denoiser import DRAFT_PIPELINE
 from mmspec.modalities.common import formatting, sheets
 from mmspec.modalities.diffusion import DiffusionSettings, doctor
 from mmspec.modalities.diffusion.network import Network
+from mmspec.models.placement import ANYWHERE
 
 UNCHANGED = {"use_resolution_binning": False, "clean_caption": False}  # if a pipeline has them
 
@@ -50,10 +51,10 @@ class DiffusionFormatter(sheets.SheetFormatter):
 
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
-    """The draft pipeline of a pipeline; `options` are ignored, since no remote code is run."""
-    name = str(source)
+    """The draft pipeline of a pipeline; no remote code is run."""
+    name, placement = str(source), options.get("placement", ANYWHERE)
     place = zoo.path(name.removeprefix("zoo:")) if name.startswith("zoo:") else name
-    return DRAFT_PIPELINE.load(place, Network(model))
+    return placement.finish(DRAFT_PIPELINE.load(place, Network(model), placement.torch_dtype))
 
 
 formatter = DiffusionFormatter

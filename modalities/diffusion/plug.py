@@ -19,6 +19,7 @@ from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.runners import ChainRunner, ForecastRunner
 from mmspec.modality import Loop, Session
 from mmspec.models.loading import load_pipeline
+from mmspec.models.placement import ANYWHERE, Placement
 from mmspec.recipe import Recipe
 
 COUNTS = ("num_inference_steps", "batch_size", "num_images_per_prompt", "num_videos_per_prompt")
@@ -165,12 +166,19 @@ def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:
     return replace(recipe.execution, max_states=window)
 
 
-def load(source: str | Path, trust_remote_code: bool = False) -> Any:
+def load(
+    source: str | Path, trust_remote_code: bool = False, placement: Placement = ANYWHERE
+) -> Any:
     """A pipeline from a folder, a hub name, or "zoo:NAME"; safetensors only.
 
     Raises ValueError for a missing folder.
     """
     name = str(source)
-    if name.startswith("zoo:"):
-        return zoo.load(name.removeprefix("zoo:"))
-    return load_pipeline(name, trust_remote_code=trust_remote_code)
+    if not name.startswith("zoo:"):
+        return load_pipeline(name, None, trust_remote_code, placement)
+    if placement.device_map is not None:
+        raise ValueError(
+            f"device_map={placement.device_map!r}: {name} is a bundled pipeline, which fits on any "
+            "device; give device="
+        )
+    return placement.finish(zoo.load(name.removeprefix("zoo:"), placement.torch_dtype))

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
 
+from mmspec.modalities.common import TOKEN_PLACEMENT
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 
 GROUP = "mmspec.drawing_models"
@@ -72,5 +73,6 @@ MODALITY = Modality(
     zoo=Entry.read_entries(__name__),
     files=PICTURE_FILES,
     offers=("image tokens", "codebook"),
+    placement=TOKEN_PLACEMENT,
     parts=("compressor", "tree", "length", "sees", "processor"),
 )

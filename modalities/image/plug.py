@@ -10,13 +10,14 @@ from typing import Any
 from mmspec import zoo
 from mmspec.modalities.common import tokens
 from mmspec.modalities.common.call_arguments import bind_arguments, bind_hook
+from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.image import guided_text
 from mmspec.modalities.image.accelerated import AcceleratedImageModel, AcceleratedUnifiedModel
 from mmspec.modalities.image.families import maker, reader
 from mmspec.modalities.image.generation import ImageRequest, Images, prepare_request
 from mmspec.modality import Loop
-from mmspec.models.loading import load_causal, model_type
+from mmspec.models.loading import model_type
 from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
 
@@ -113,6 +114,5 @@ def load(source: str | Path, **options: Any) -> Any:
     Raises ValueError as `load_causal` does.
     """
     name = str(source)
-    if name.startswith(ZOO):
-        return zoo.load(name.removeprefix(ZOO))
-    return load_causal(name, maker=maker(model_type(source)), **options)
+    folder = zoo.path(name.removeprefix(ZOO)) if name.startswith(ZOO) else source
+    return load_token_model(source, maker(model_type(folder)), **options)

@@ -44,4 +44,5 @@ MODALITY = Modality(
     zoo=Entry.read_entries(__name__),
     files=PICTURE_FILES,
     parts=("length",),
+    placement=("device", "dtype"),
 )

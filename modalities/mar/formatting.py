@@ -12,6 +12,7 @@ import diffusers
 from mmspec.modalities.common import formatting, sheets
 from mmspec.modalities.mar import MarSettings, doctor, reader
 from mmspec.modalities.mar.reader import class_numbers
+from mmspec.models.placement import ANYWHERE
 
 _OUTPUT_SETTINGS = ("grid", "pictures")  # not settings of the sampler
 
@@ -47,7 +48,7 @@ def autoencoder(folder: Path) -> Any:
 
 def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
     """A smaller MAR model as the draft model."""
-    return reader.load(source)
+    return reader.load(source, options.get("placement", ANYWHERE))
 
 
 formatter = MarFormatter

@@ -24,6 +24,7 @@ from mmspec.modalities.mar import reader
 from mmspec.modalities.mar.accelerated import AcceleratedMarModel, LatentImages
 from mmspec.modalities.mar.reader import MarReader, class_numbers, class_tensor
 from mmspec.modality import Call, Loop, Session
+from mmspec.models.placement import ANYWHERE
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.continuous.patches import (
     BlindTarget,
@@ -215,4 +216,4 @@ def decode_pixels(vae: Any, latents: Tensor) -> Tensor:  # (B, 3, h, w) in [-1, 
 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder or "zoo:NAME", without running code of the folder."""
-    return reader.load(source)
+    return reader.load(source, options.get("placement", ANYWHERE))

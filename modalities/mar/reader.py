@@ -16,6 +16,7 @@ from mmspec.errors import is_integer
 from mmspec.models.loading import load_model
 from mmspec.models.mar import MarForImageGeneration
 from mmspec.models.mar_head import HeadSampler
+from mmspec.models.placement import ANYWHERE, Placement
 from mmspec.targets.continuous.patches import CellQuery, PatchSettings
 from mmspec.targets.continuous.paths import PathDistribution
 
@@ -84,15 +85,16 @@ def class_numbers(model: MarForImageGeneration, prompt: str | Sequence[str]) -> 
     return found
 
 
-def load(source: str | Path) -> MarForImageGeneration:
+def load(source: str | Path, placement: Placement = ANYWHERE) -> MarForImageGeneration:
     """A model from a folder or "zoo:NAME". Raises ValueError if it cannot be loaded."""
+    dtype = placement.torch_dtype
     if str(source).startswith("zoo:"):
-        found: MarForImageGeneration = zoo.load(str(source).removeprefix("zoo:"))
-        return found
+        found: MarForImageGeneration = zoo.load(str(source).removeprefix("zoo:"), dtype)
+        return placement.finish(found)
     if not (Path(source) / "config.json").exists():
         raise ValueError(f"{source} is not a folder of a MAR model; give one, or zoo:NAME")
-    model: MarForImageGeneration = load_model(MarForImageGeneration, source, "MAR model")
-    return model
+    model: MarForImageGeneration = load_model(MarForImageGeneration, source, "MAR model", dtype)
+    return placement.finish(model)
 
 
 def _normalise_name(name: str) -> str:

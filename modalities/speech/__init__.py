@@ -10,6 +10,7 @@ import inspect
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmspec.modalities.common import TOKEN_PLACEMENT
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 from mmspec.models.folder import read_json
 
@@ -139,6 +140,7 @@ MODALITIES = (
         files=PICTURE_FILES,
         offers=("speech encoder", "CTC head"),
         parts=("compressor", "kv", "tree", "length", "sees", "check", "processor"),
+        placement=TOKEN_PLACEMENT,
     ),
     Modality(
         name="tts",
@@ -153,6 +155,7 @@ MODALITIES = (
         files=(".wav",),
         offers=("speech tokens",),
         parts=("codec", "codes", "processor", "tree", "length", "sees", "check"),
+        placement=TOKEN_PLACEMENT,
     ),
     Modality(
         name="frames",
@@ -164,6 +167,7 @@ MODALITIES = (
         owns=owns_frame_model,
         files=(".wav",),
         parts=("processor", "length"),
+        placement=TOKEN_PLACEMENT,
         plain=("frame-plain", {}),
         unsupported_models=UNSUPPORTED_FRAME_MODELS,
     ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmspec.modalities.common import TOKEN_PLACEMENT
 from mmspec.modality import PICTURE_FILES, Entry, Modality, Source, setting
 from mmspec.models.folder import read_json
 
@@ -55,6 +56,7 @@ MODALITY = Modality(
     owns=owns,
     zoo=Entry.read_entries(__name__),
     files=(".gif", ".webp", ".png"),
+    placement=TOKEN_PLACEMENT,
     parts=(
         *("processor", "actions", "unnorm_key", "deadline_ms"),
         *("compressor", "kv", "tree", "length", "sees", "check"),

@@ -22,6 +22,7 @@ from mmspec.codes.trajectories import FILE
 from mmspec.errors import check_number, explain_load_errors, format_value, unknown_message
 from mmspec.modalities.common import tokens
 from mmspec.modalities.common.families import make_reader
+from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.vla import MODALITY, lerobot
 from mmspec.modalities.vla.accelerated import AcceleratedPolicy
@@ -50,9 +51,7 @@ from mmspec.modalities.vla.spaces import ActionSpaces, check_drafter, check_imag
 from mmspec.modalities.vla.step_stats import ActionStats, ActionStep, summarize_steps
 from mmspec.modalities.vla.worlds import make_world
 from mmspec.modality import Loop
-from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
-from mmspec.registry import ZOO
 from mmspec.targets.readers.visual import check_request
 
 OWN = ("processor", "actions", "unnorm_key", "deadline_ms")
@@ -375,7 +374,4 @@ def _add_default_store(recipe: Recipe, model: Any) -> Recipe:
 
 def load(source: str | Path, **options: Any) -> Any:
     """A policy from a folder, a hub name, or "zoo:NAME"."""
-    name = str(source)
-    if name.startswith(ZOO):
-        return zoo.load(name.removeprefix(ZOO))
-    return load_causal(name, **options)
+    return load_token_model(source, **options)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from mmspec.modalities.common import TOKEN_PLACEMENT
 from mmspec.modality import Entry, Modality, Source, setting
 
 
@@ -48,6 +49,7 @@ MODALITY = Modality(
     package=__name__,
     owns=owns,
     zoo=Entry.read_entries(__name__),
+    placement=TOKEN_PLACEMENT,
     parts=("compressor", "kv", "tree", "length", "sees", "check", "compile"),
     is_general=True,
     offers=("image input",),

@@ -6,14 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec import zoo
 from mmspec.modalities.common import own_generate, tokens
 from mmspec.modalities.common.call_arguments import bind_arguments
 from mmspec.modalities.common.families import make_reader
+from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import PlannedRequest, TextGenerator
 from mmspec.modalities.vlm.accelerated import AcceleratedLanguageModel
 from mmspec.modality import Loop
-from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
 
 
@@ -66,7 +65,4 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
 def load(source: str | Path, **options: Any) -> Any:
     """Load a model from a folder, a hub name, or "zoo:NAME"."""
-    name = str(source)
-    if name.startswith("zoo:"):
-        return zoo.load(name.removeprefix("zoo:"))
-    return load_causal(name, **options)
+    return load_token_model(source, **options)

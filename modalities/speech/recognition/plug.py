@@ -6,17 +6,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from mmspec import zoo
 from mmspec.modalities.common import families, own_generate, tokens
 from mmspec.modalities.common.call_arguments import bind_arguments
+from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.speech.recognition import whisper_generate
 from mmspec.modalities.speech.recognition.accelerated import AcceleratedRecogniser
 from mmspec.modalities.speech.recognition.transcription import transcribe
 from mmspec.modality import Loop
-from mmspec.models.loading import load_causal
 from mmspec.recipe import Recipe
-from mmspec.registry import ZOO
 from mmspec.targets.readers.reader import Family, Reader
 
 FAMILIES: Mapping[str, Family] = {"whisper": Family("Whisper", media=("input_features",))}
@@ -65,7 +63,4 @@ def session(
 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder, a hub name, or "zoo:NAME"."""
-    name = str(source)
-    if name.startswith(ZOO):
-        return zoo.load(name.removeprefix(ZOO))
-    return load_causal(name, **options)
+    return load_token_model(source, **options)

@@ -10,8 +10,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
-from mmspec import zoo
 from mmspec.modalities.common import families, tokens
+from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.speech import CODEC
 from mmspec.modalities.speech.accelerated import AcceleratedSpeechModel
@@ -20,9 +20,8 @@ from mmspec.modalities.speech.speech_loop import Speech, SpeechLoop
 from mmspec.modalities.speech.synthesis.layout import FlatFrames, SpeechCodes
 from mmspec.modalities.speech.synthesis.requests import prepare_request
 from mmspec.modality import Loop
-from mmspec.models.loading import load_causal, load_text_processor
+from mmspec.models.loading import load_text_processor
 from mmspec.recipe import Recipe
-from mmspec.registry import ZOO
 
 tokenizer = partial(load_text_processor, maker=AutoTokenizer, kind="tokenizer")  # of a folder
 
@@ -98,7 +97,4 @@ def _codec(model: Any, given: Any) -> Codec:
 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder, a hub name, or "zoo:NAME"."""
-    name = str(source)
-    if name.startswith(ZOO):
-        return zoo.load(name.removeprefix(ZOO))
-    return load_causal(name, **options)
+    return load_token_model(source, **options)
