@@ -1,4 +1,4 @@
-"""The cache of transformers, under the names of versions 5.23 and 5.24, and its length."""
+"""The cache of transformers under the names of versions 5.23 and 5.24; the hooks of accelerate."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import torch
+from torch import nn
 from transformers import GenerationMixin
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
@@ -65,3 +67,19 @@ def counts_tokens(cache: Any) -> bool:
 def is_user_cache(cache: Any) -> bool:
     """Whether a cache was given by the user, and not created by `generate()`."""
     return bool(vars(cache).get("_is_user_defined"))
+
+
+def execution_device(module: nn.Module) -> torch.device:
+    """The device that a module computes on; weights that are offloaded come there for a call."""
+    hook: Any = vars(module).get("_hf_hook")
+    device = getattr(hook, "execution_device", None)
+    if device is None:
+        weight = next(module.parameters())
+        return weight.device
+    return torch.device(f"cuda:{device}" if isinstance(device, int) else device)
+
+
+def is_spread(model: nn.Module) -> bool:
+    """Whether the parts of a model lie on several devices, in memory or on disk."""
+    places = vars(model).get("hf_device_map") or {}
+    return len(set(map(str, places.values()))) > 1 or "disk" in places.values()

@@ -1,11 +1,17 @@
-"""The cache of transformers is found under its name in 5.23 and in 5.24."""
+"""The cache of transformers is found under its name in 5.23 and in 5.24; devices of hooks."""
 
 import pytest
 import torch
 import transformers as hf
+from accelerate import cpu_offload, dispatch_model
+from accelerate.hooks import AlignDevicesHook
+from torch import nn
 
 from mmspec import _hf, _hf_cache
+from mmspec._hf_cache import execution_device, is_spread
 from tests import toys
+
+CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("family", ["llama", "llava", "lfm2", "whisper"])
@@ -41,3 +47,26 @@ def test_a_cache_is_renamed(name: str) -> None:
     both = dict.fromkeys(_hf_cache.CACHE_NAMES[:2], cache)
     with pytest.raises(ValueError, match="cache and past_key_values are the same argument"):
         _hf_cache.pop_cache(both)
+
+
+def test_a_module_computes_where_its_weights_are() -> None:
+    assert execution_device(nn.Embedding(2, 3)) == CPU
+    assert execution_device(nn.Embedding(2, 3, device="meta")) == torch.device("meta")
+
+
+def test_offloaded_weights_come_to_the_device_of_their_hook() -> None:
+    model = nn.Sequential(nn.Embedding(2, 3))
+    cpu_offload(model, execution_device=CPU)
+    assert model[0].weight.device.type == "meta"
+    assert execution_device(model[0]) == CPU
+    numbered = nn.Embedding(2, 3)  # as accelerate numbers the devices of an accelerator
+    vars(numbered)["_hf_hook"] = AlignDevicesHook(execution_device=1)
+    assert execution_device(numbered) == torch.device("cuda:1")
+
+
+def test_maps_of_one_device_are_not_spread() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    assert not is_spread(model)
+    assert not is_spread(dispatch_model(model, {"": "cpu"}, force_hooks=True))
+    model.hf_device_map = {"0": "cpu", "1": "disk"}
+    assert is_spread(model)

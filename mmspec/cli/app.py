@@ -13,9 +13,12 @@ from mmspec.cli import export, recipes, train_commands, zoo
 from mmspec.cli.options import (
     IMAGE_MODEL,
     PARTS,
+    PLACED,
     Seed,
     Threads,
+    flag,
     model_command,
+    placed_command,
     refuse_repeated,
     run_function,
 )
@@ -63,6 +66,7 @@ def generate(
 
 
 @app.command("doctor")
+@placed_command(*PLACED)
 def doctor(
     target: Annotated[
         str | None, typer.Argument(help="A folder, a hub name or zoo:NAME.", show_default=False)
@@ -73,16 +77,18 @@ def doctor(
     ] = False,
     modality: Modality = None,
     json: Json = False,
+    placed: Any = None,
 ) -> None:
     """Check a model, or a pair, before loading any weights. Exit code 1 if it is refused."""
     if every == (target is not None):
         raise typer.BadParameter("give either a model or --all")
-    if every and modality is not None:
-        raise typer.BadParameter("--all measures every class; drop --modality")
+    if every and (modality is not None or placed):
+        others = ", ".join(map(flag, placed)) or "--modality"
+        raise typer.BadParameter(f"--all measures every class; drop {others}")
     if every:
         run_function("mmspec.cli.doctor:survey", json)
     else:
-        run_function("mmspec.cli.doctor:run", target, drafter, modality, json)
+        run_function("mmspec.cli.doctor:run", target, drafter, modality, json, placed)
 
 
 @app.command("compressors")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import asdict
 
 import typer
@@ -17,13 +18,23 @@ from mmspec.cli.output import (
     show_status,
     silence_libraries,
 )
+from mmspec.cli.placement import check_placement, find_weight_bytes, place
 from mmspec.modality import Finding, Modality
+from mmspec.models.footprint import format_bytes, free_bytes
+from mmspec.models.placement import ANYWHERE
 from mmspec.registry import ZOO
 
 
-def run(target: str, drafter: str | None, modality: str | None, json: bool) -> None:
+def run(
+    target: str,
+    drafter: str | None,
+    modality: str | None,
+    json: bool,
+    placed: Mapping[str, str] | None = None,
+) -> None:
     """Check a model, or a pair, without reading weights. Exit code 1 if it is refused."""
     owner, findings = examine(target, drafter, modality, json)
+    findings.append(_examine_placement(placed or {}, owner, target, drafter))
     refusals = [finding.remark for finding in findings if finding.verdict == "refused"]
     if json:
         document = {
@@ -59,6 +70,26 @@ def examine(
     with show_status(f"looking at {target}", json):
         small = None if drafter is None else _folder(drafter)
         return owner, formatting.examine(_folder(target), small)
+
+
+def _examine_placement(
+    placed: Mapping[str, str], owner: Modality, target: str, drafter: str | None
+) -> Finding:
+    """Whether the weights can be loaded as requested: memory of both models, and what is free."""
+    names = [target] if drafter is None else [target, drafter]
+    try:
+        check_placement(placed, owner, target)
+        models = place(placed, target, names[1:])
+    except ValueError as error:
+        return Finding("placement", None, None, "refused", str(error))
+    sizes, places = [], []
+    for name, keywords in zip(names, models, strict=False):
+        one = keywords.get("placement", ANYWHERE)
+        size, free = find_weight_bytes(name, one), free_bytes(one.torch_device)
+        sizes.append("unknown" if size is None else format_bytes(size))
+        if free is not None:
+            places.append(f"{format_bytes(free)} free on {one.torch_device}")
+    return Finding("weights in memory", *sizes, remark=", ".join(dict.fromkeys(places)))
 
 
 def survey(json: bool) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
-from mmspec.cli.options import DefaultGroup, run_function
+from mmspec.cli.options import DefaultGroup, placed_command, run_function
 from mmspec.cli.output import Json
 
 app = typer.Typer(
@@ -21,6 +21,7 @@ Out = Annotated[
 
 
 @app.command("head")
+@placed_command("dtype")
 def head(
     layout: Annotated[str, typer.Argument(metavar="FORMAT", help="One of `mmspec convert`.")],
     head: Annotated[Path, typer.Argument(help="The folder of a head.")],
@@ -29,9 +30,10 @@ def head(
         str | None, typer.Option(help="Hub name of its target, if the format names it.")
     ] = None,
     json: Json = False,
+    placed: Any = None,
 ) -> None:
     """Write a head in a published layout, for engines that read it."""
-    run_function("mmspec.cli.formats:export", layout, head, out, target, json)
+    run_function("mmspec.cli.formats:export", layout, head, out, target, json, **placed)
 
 
 @app.command("target")

@@ -21,6 +21,7 @@ from mmspec.modalities.common.doctor_tokens import find_head_kind
 from mmspec.models.folder import check_folder_exists
 from mmspec.models.loading import model_type
 from mmspec.models.own_heads import find_folder
+from mmspec.models.placement import parse_dtype
 from mmspec.registry import ZOO
 
 
@@ -45,9 +46,12 @@ def convert(
     _report(name, {"out": str(out), "class": type(model).__name__, "parameters": sizes}, json)
 
 
-def export(layout: str, head: Path, out: Path, target: str | None, json: bool) -> None:
+def export(
+    layout: str, head: Path, out: Path, target: str | None, json: bool, dtype: str | None = None
+) -> None:
     """Write a head in a published layout, for engines that read it."""
     formats.get(layout)
+    values = None if dtype is None else parse_dtype(dtype)
     check_folder_exists(str(head), "head")
     _check_new(out)
     silence_libraries()
@@ -58,7 +62,7 @@ def export(layout: str, head: Path, out: Path, target: str | None, json: bool) -
             f"{head} holds a {model_type(head)}, and only heads are written in other layouts "
             f"({', '.join(known)}); models are saved by save_pretrained"
         )
-    made = formats.export(layout, kind.load(head, None), out, target)
+    made = formats.export(layout, kind.load(head, None, values), out, target)
     sizes = sum(one.numel() for one in made.tensors.values() if one.is_floating_point())
     found = {"out": str(out), "format": layout, "weights": len(made.tensors), "parameters": sizes}
     _report(layout, found, json)

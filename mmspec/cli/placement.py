@@ -9,6 +9,7 @@ import torch
 
 from mmspec import zoo
 from mmspec.cli.options import DRAFTER_DEVICE, flag
+from mmspec.modalities.common.doctor_tokens import find_head_kind
 from mmspec.modality import Modality
 from mmspec.models import footprint
 from mmspec.models.placement import Placement, parse_device
@@ -40,6 +41,7 @@ def place(
     target = Placement(**{name: one for name, one in placed.items() if name != DRAFTER_DEVICE})
     own = {name: placed[name] for name in ON_ALL_MODELS if name in placed}
     if DRAFTER_DEVICE in placed:
+        _check_separable(drafters)
         own["device"] = placed[DRAFTER_DEVICE]
     small = Placement(**own)
     needs: dict[torch.device, dict[str, int]] = {}
@@ -50,6 +52,20 @@ def place(
     for device, sizes in needs.items():
         footprint.check_memory(sizes, device)
     return tuple({"placement": one} if one.given else {} for one in (target, small))  # type: ignore[return-value]
+
+
+def _check_separable(drafters: Sequence[str]) -> None:
+    """Refuse a device for draft models that are none, or heads. Raises ValueError."""
+    if not drafters:
+        raise ValueError("--drafter-device: no draft model is loaded; drop it, or give --drafter")
+    for name in drafters:
+        folder = zoo.path(name.removeprefix(ZOO)) if name.startswith(ZOO) else Path(name)
+        kind = find_head_kind(folder) if folder.is_dir() else None
+        if kind is not None:
+            raise ValueError(
+                f"--drafter-device: {name} is a {kind.description}, which reads the target's "
+                "states on the target's device; drop it"
+            )
 
 
 def find_weight_bytes(name: str, placement: Placement) -> int | None:

@@ -23,6 +23,7 @@ import torch
 
 from mmspec import recipes, registry
 from mmspec.cli.models import check_source, set_threads
+from mmspec.cli.options import flag
 from mmspec.cli.output import (
     console,
     format_value,
@@ -33,6 +34,7 @@ from mmspec.cli.output import (
     show_status,
     silence_libraries,
 )
+from mmspec.cli.placement import Keywords, check_placement, place
 from mmspec.cli.training_cost import estimate_cost
 from mmspec.cli.training_data import check_rows, list_bad_rows, read_data
 from mmspec.cli.training_endpoint import EndpointCollector
@@ -51,8 +53,9 @@ from mmspec.cli.training_plan import (
     check_share,
     get_trainable,
 )
-from mmspec.modality import TrainingData
+from mmspec.modality import Modality, TrainingData
 from mmspec.models.compatibility import fingerprint
+from mmspec.models.placement import Placement
 from mmspec.recipe import Recipe
 from mmspec.training import checkpoints
 from mmspec.training.conversations import DataSet, digest
@@ -99,11 +102,13 @@ def run(**typed: Any) -> None:
     set_threads(options.threads, options.target)
     silence_libraries()
     keywords = {"trust_remote_code": options.trust_remote_code}
+    placement = _place(options, owner, processes)
     with show_status(f"loading {options.target}", options.json):
         if options.dry_run:
             model = teaching.skeleton(options.target)
         else:
-            model = _load(options, registry.plug(owner), processes, **keywords)
+            plug = registry.plug(owner)
+            model = _load(options, plug, processes, **placement, **keywords)
         teacher = teaching.teacher(options.target, model, **keywords)
     if plays:
         options = replace(options, data=_record_episodes(options, teaching, teacher, processes))
@@ -132,6 +137,20 @@ def _load(options: TrainOptions, plug: Any, processes: Processes, **keywords: An
     model = plug.load(options.target, **keywords, **sharding_options(processes.size))
     check_sharded(model, processes.size)
     return model
+
+
+def _place(options: TrainOptions, owner: Modality, processes: Processes) -> Keywords:
+    """The keyword arguments that load the target. Raises ValueError for what cannot be."""
+    check_placement(options.placed, owner, options.target)
+    several = [name for name in ("device", "device_map") if name in options.placed]
+    if several and processes.device is not None:
+        raise ValueError(
+            f"{flag(several[0])}: with several processes each has its own device "
+            f"({processes.device}); drop it"
+        )
+    if options.shard_target:  # each process holds a share
+        return {"placement": Placement(**options.placed)} if options.placed else {}
+    return place(options.placed, options.target)[0]
 
 
 def _record_episodes(

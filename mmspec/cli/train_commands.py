@@ -4,17 +4,19 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from mmspec.cli.options import (
     IMAGE_MODEL,
     PARTS,
+    PLACEMENT,
     DefaultGroup,
     Seed,
     Threads,
     model_command,
+    placed_command,
     run_function,
 )
 from mmspec.cli.output import Json
@@ -31,6 +33,7 @@ app = typer.Typer(
 
 
 @app.command("recipe")
+@placed_command(*PLACEMENT)
 def train(
     recipe: Annotated[
         str, typer.Argument(help="A recipe whose drafter can be trained, such as eagle-2.")
@@ -139,6 +142,7 @@ def train(
         ),
     ] = "",
     json: Json = False,
+    placed: Any = None,
 ) -> None:
     """Train a recipe's drafter for a target; the same command resumes a stopped run."""
     given = {**locals(), "answers": answers.value}

@@ -25,6 +25,7 @@ FIXED = (  # options that a resumed run may not change
     *("answers", "steps", "batch", "accumulate", "ema", "bf16", "held_out", "every"),
     *("muon", "max_new_tokens", "max_length", "temperature", "seed"),
 )
+VALUED = ("dtype", "attn", "quantize")  # options of the target that change its states
 
 
 @dataclass(frozen=True)
@@ -91,6 +92,7 @@ class TrainingFolder:
             **{name: value for name, value in asdict(options).items() if name in FIXED},
             "set": list(options.knobs),
             "data": data,
+            "placed": {one: options.placed[one] for one in VALUED if one in options.placed} or None,
         }
         if self.is_begun:
             self._check_same(options, plan, target)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from mmspec import recipes
@@ -57,6 +58,7 @@ class TrainOptions:
     devices: int | None = None
     assume: str = ""
     json: bool = False
+    placed: Mapping[str, str] = field(default_factory=dict)  # of the target
 
     def __post_init__(self) -> None:
         """Raises ValueError for rates and temperatures that are infinite or NaN."""

@@ -8,7 +8,7 @@ cache what it read of accepted tokens. A `Shape` decides which nodes it reads.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import Any
@@ -136,10 +136,12 @@ class DraftNodes:
         return lambda row, node: torch.cat((context.prefix(row), tokens[row, visible[row, node]]))
 
     def block(self, like: Tensor, waiting: int = 0) -> TokenBlock:
-        """As a token block after the cached tokens and `waiting` uncached ones."""
+        """As a token block after the cached tokens and `waiting` uncached ones, where `like` is."""
         depths, mask = self.layout.place_after(waiting, like.dtype)
-        count = self.tokens.shape[1]
-        return TokenBlock(self.tokens, depths, mask, 0, None, mask.shape[2] - count)
+        tokens, count = self.tokens, self.tokens.shape[1]
+        if tokens.device != like.device:  # a draft model on a device of its own
+            tokens, depths, mask = (one.to(like.device) for one in (tokens, depths, mask))
+        return TokenBlock(tokens, depths, mask, 0, None, mask.shape[2] - count)
 
 
 @dataclass(frozen=True)
@@ -241,13 +243,19 @@ def draft_distribution(
 
     `ahead` (1 or B, n) draft tokens lie between the context and the predicted token. Vocabularies
     that differ by padding only are brought to the target's size; tokens that the drafter lacks have
-    q = 0.
+    q = 0. Logits of a draft model on another device are moved to the target's.
     """
+    logits = logits.to(context.device)
     missing = context.vocabulary - logits.shape[-1]
     if missing:
         logits = functional.pad(logits, (0, missing), value=-torch.inf)  # negative = cut
     position = context.position() + ahead if context.sampling.position_processors else None
     return context.sampling.distribution(logits, prefix, position)
+
+
+def move_tensors(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+    """The inputs of a draft model on its device."""
+    return {n: one.to(device) if isinstance(one, Tensor) else one for n, one in inputs.items()}
 
 
 def predict_ahead(context: Context, logits: Tensor, nodes: DraftNodes) -> Categorical:  # (B, n)

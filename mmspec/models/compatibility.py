@@ -169,3 +169,13 @@ def _table(content: bytes) -> dict[str, int]:
         return table | {one["content"]: one["id"] for one in added}
     except (ValueError, TypeError, KeyError):
         return {}
+
+
+def check_same_device(target: Any, drafter: Any) -> None:
+    """Refuse the reader of a draft model on another device than the target's. Raises ValueError."""
+    if target.device != drafter.device:
+        raise ValueError(
+            f"the target computes on {target.device} and the draft model on {drafter.device}; this "
+            f"recipe needs both on one, so load the draft model on {target.device}, or use recipe "
+            "'coupled'"
+        )

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import transformers
@@ -24,7 +25,9 @@ from transformers.models.auto.modeling_auto import (
 
 from mmspec.errors import explain_load_errors
 from mmspec.models.folder import check_folder_exists, read_json, read_shapes
-from mmspec.models.placement import ANYWHERE, Placement
+
+if TYPE_CHECKING:
+    from mmspec.models.placement import Placement
 
 
 def load_text_processor(folder: str | None, maker: Any, kind: str) -> Any:
@@ -45,22 +48,25 @@ def load_causal(
     source: str | Path,
     dtype: torch.dtype | str = "auto",
     maker: Any = None,
-    placement: Placement = ANYWHERE,
+    placement: Placement | None = None,
     **arguments: Any,
 ) -> Any:
     """Load a model in eval mode from a folder or a hub name, by `maker` or the Auto classes.
 
     Remote code is not run unless trust_remote_code=True is given; there is no prompt for it. Raises
     ValueError for pickled weights (unpickling runs code), for missing weights, and for a
-    `placement` that the class refuses or the memory cannot hold.
+    `placement` that the class refuses.
     """
     name = str(source)
     arguments = {"trust_remote_code": False, **arguments}
-    dtype = placement.torch_dtype or dtype
+    placed: dict[str, Any] = {}
+    if placement is not None:
+        dtype, placed = placement.torch_dtype or dtype, placement.keywords()
     check_folder_exists(name)
     if Path(name).is_dir():
         check_folder(Path(name))
-    with explain_load_errors(name), placement.explain(name):
+    explained = nullcontext() if placement is None else placement.explain(name)
+    with explain_load_errors(name), explained:
         if maker is None:
             register_own_model(name, **arguments)
             maker = auto_class(transformers.AutoConfig.from_pretrained(name, **arguments))
@@ -69,7 +75,7 @@ def load_causal(
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
-            **placement.keywords(),
+            **placed,
             **arguments,
         )
     missing = sorted(found["missing_keys"])
@@ -79,7 +85,7 @@ def load_causal(
             f"{name} has no weights for {len(missing)} parts of a {type(model).__name__} ({some}), "
             "which would be random; give the folder of a complete model"
         )
-    return placement.finish(model).eval()
+    return (model if placement is None else placement.finish(model)).eval()
 
 
 def load_model(maker: Any, folder: str | Path, kind: str, dtype: torch.dtype | None = None) -> Any:
@@ -176,7 +182,7 @@ def load_pipeline(
     source: str | Path,
     dtype: torch.dtype | None = None,
     trust_remote_code: bool = False,
-    placement: Placement = ANYWHERE,
+    placement: Placement | None = None,
 ) -> Any:
     """Load a pipeline from a folder or a hub name; safetensors only.
 
@@ -186,15 +192,17 @@ def load_pipeline(
 
     name = str(source)
     check_folder_exists(name, "pipeline")
-    with explain_load_errors(name, "pipeline"), placement.explain(name):
+    placed = {} if placement is None else {"device_map": placement.device_map}
+    explained = nullcontext() if placement is None else placement.explain(name)
+    with explain_load_errors(name, "pipeline"), explained:
         pipe = DiffusionPipeline.from_pretrained(
             name,
-            torch_dtype=placement.torch_dtype or dtype,
+            torch_dtype=dtype,
             use_safetensors=True,
             trust_remote_code=trust_remote_code,
-            device_map=placement.device_map,
+            **placed,
         )
-    return placement.finish(pipe)
+    return pipe if placement is None else placement.finish(pipe)
 
 
 def load_network(source: str | Path, dtype: torch.dtype | None = None) -> Any:

@@ -140,12 +140,12 @@ class Placement:
 
 _REFUSALS = {  # words of the errors of transformers and diffusers, by option
     "attn": ("attention", "attn_implementation", "Flex", "flex"),
-    "quantize": ("quantiz", "torchao", "bitsandbytes"),
+    "quantize": ("quantiz", "torchao", "bitsandbytes", "conversion of the weights"),
     "device_map": ("device_map", "device map", "offload", "_no_split_modules"),
 }
 _FIXES = {
     "attn": "give attn='eager' or 'sdpa'",
-    "quantize": "drop it, or give dtype='bfloat16'",
+    "quantize": f"int4 needs widths that are multiples of {GROUP}; give another, or drop it",
     "device_map": "give device=, or device_map='auto'",
 }
 
@@ -226,6 +226,8 @@ def _read_map(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is no JSON ({error}); give a file of names and devices") from None
     if not isinstance(found, dict) or not found:
         raise ValueError(f'{file} holds no map; give a file such as {{"": "cpu"}}')
+    if "" in found and len(found) > 1:
+        raise ValueError(f'{file} places the whole model ("") and parts of it; name all parts')
     return found
 
 

@@ -11,6 +11,7 @@ from PIL import Image
 from transformers import AutoProcessor, AutoTokenizer, PreTrainedModel, ProcessorMixin
 
 from mmspec import _hf
+from mmspec._hf_cache import is_spread
 from mmspec.modalities.common import doctor_tokens
 from mmspec.modalities.common.doctor_tokens import find_head_kind
 from mmspec.registry import ZOO
@@ -104,6 +105,8 @@ def load_drafter(
     if kind is not None:  # bound to the target, it takes the target's device and dtype
         return kind.load(folder, make_reader(model))
     small = load(source, **options)
+    if is_spread(model) and (placement is None or placement.device is None):
+        small = small.to(make_reader(model).device)
     if not isinstance(_hf.unwrap_compiled(small), PreTrainedModel):
         raise ValueError(
             f"{source} holds a {type(small).__name__}, no model of tokens; give a smaller one with "

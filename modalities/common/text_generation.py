@@ -244,8 +244,8 @@ class TextGenerator:
     def check(self, inputs: Mapping[str, Any]) -> None:
         """Refuse tensors that the model cannot read. Raises ValueError."""
         model, family = self.bound.model, self.bound.backbone.family
-        embeddings = model.get_input_embeddings().weight
-        check_inputs(inputs, embeddings.shape[0], visual_ids(model, family), embeddings.device)
+        known, device = model.get_input_embeddings().weight.shape[0], self.bound.backbone.device
+        check_inputs(inputs, known, visual_ids(model, family), device)
 
     def _split_turns(
         self, inputs: dict[str, Any], cache: Any, drafter_inputs: Mapping[str, Any] | None

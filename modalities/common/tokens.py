@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec import _hf
+from mmspec import _hf, zoo
 from mmspec.decode import Parts
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.distributions.sampling import Sampling
@@ -21,7 +21,9 @@ from mmspec.drafters.lookup.given_text import DRAFT
 from mmspec.drafters.shapes import shape_of
 from mmspec.errors import check_flag, format_value
 from mmspec.modality import Call, Loop, Session
+from mmspec.models.loading import load_causal
 from mmspec.recipe import COMPRESSIBLE, CTC_HEAD, Kit, Recipe, pair, resolve
+from mmspec.registry import ZOO
 from mmspec.stats import CompileLog
 from mmspec.targets.stop import Stop
 from mmspec.targets.tokens.causal import CausalTarget
@@ -289,3 +291,16 @@ def first_id(*candidates: Any) -> int:
         if value is not None:
             return int(value)
     return 0
+
+
+def load_token_model(source: str | Path, maker: Any = None, **options: Any) -> Any:
+    """Load a model from a folder, a hub name, or "zoo:NAME" (in float32 unless placed otherwise).
+
+    Raises ValueError as `load_causal` does.
+    """
+    name = str(source)
+    if not name.startswith(ZOO):
+        return load_causal(name, maker=maker, **options)
+    if "placement" not in options:
+        return zoo.load(name.removeprefix(ZOO))
+    return load_causal(zoo.path(name.removeprefix(ZOO)), torch.float32, maker, **options)

@@ -175,7 +175,7 @@ def load(
     """
     name = str(source)
     if not name.startswith("zoo:"):
-        return load_pipeline(name, None, trust_remote_code, placement)
+        return load_pipeline(name, placement.torch_dtype, trust_remote_code, placement)
     if placement.device_map is not None:
         raise ValueError(
             f"device_map={placement.device_map!r}: {name} is a bundled pipeline, which fits on any "

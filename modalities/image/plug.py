@@ -10,7 +10,6 @@ from typing import Any
 from mmspec import zoo
 from mmspec.modalities.common import tokens
 from mmspec.modalities.common.call_arguments import bind_arguments, bind_hook
-from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.image import guided_text
 from mmspec.modalities.image.accelerated import AcceleratedImageModel, AcceleratedUnifiedModel
@@ -115,4 +114,4 @@ def load(source: str | Path, **options: Any) -> Any:
     """
     name = str(source)
     folder = zoo.path(name.removeprefix(ZOO)) if name.startswith(ZOO) else source
-    return load_token_model(source, maker(model_type(folder)), **options)
+    return tokens.load_token_model(source, maker(model_type(folder)), **options)

@@ -22,7 +22,6 @@ from mmspec.codes.trajectories import FILE
 from mmspec.errors import check_number, explain_load_errors, format_value, unknown_message
 from mmspec.modalities.common import tokens
 from mmspec.modalities.common.families import make_reader
-from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.vla import MODALITY, lerobot
 from mmspec.modalities.vla.accelerated import AcceleratedPolicy
@@ -374,4 +373,4 @@ def _add_default_store(recipe: Recipe, model: Any) -> Recipe:
 
 def load(source: str | Path, **options: Any) -> Any:
     """A policy from a folder, a hub name, or "zoo:NAME"."""
-    return load_token_model(source, **options)
+    return tokens.load_token_model(source, **options)

@@ -10,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from mmspec import _hf
+from mmspec._hf_cache import execution_device
 from mmspec.modalities.common import doctor_tokens, formatting
 from mmspec.modalities.common.chat_template import apply_chat_template
 from mmspec.modalities.common.families import find_family, make_reader
@@ -84,7 +85,7 @@ class LanguageFormatter:
         else:
             made = self.processor(texts, padding=True, return_tensors="pt")
             made.pop("token_type_ids", None)
-        device = self.model.get_input_embeddings().weight.device
+        device = execution_device(self.model.get_input_embeddings())
         made = {name: value.to(device) for name, value in made.items()}
         if videos:
             self._check_length(made["input_ids"].shape[1])

@@ -9,7 +9,6 @@ from typing import Any
 from mmspec.modalities.common import own_generate, tokens
 from mmspec.modalities.common.call_arguments import bind_arguments
 from mmspec.modalities.common.families import make_reader
-from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import PlannedRequest, TextGenerator
 from mmspec.modalities.vlm.accelerated import AcceleratedLanguageModel
 from mmspec.modality import Loop
@@ -65,4 +64,4 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
 def load(source: str | Path, **options: Any) -> Any:
     """Load a model from a folder, a hub name, or "zoo:NAME"."""
-    return load_token_model(source, **options)
+    return tokens.load_token_model(source, **options)

@@ -23,6 +23,7 @@ from mmspec.bench.studies.shapes import (
 from mmspec.bench.timing import Ratio, time_run
 from mmspec.drafters.oracle import Oracle
 from mmspec.errors import check_number
+from mmspec.models.placement import check_kernels, parse_dtype
 
 NOTE = (
     "text decoder of that shape with random weights; the drafter is an oracle without cost, whose "
@@ -161,8 +162,6 @@ def _point(
 def _dtype(name: str | None, device: torch.device) -> torch.dtype:
     if name is None:
         return torch.float32 if device.type == "cpu" else torch.bfloat16
-    found = vars(torch).get(name)
-    known = (torch.float32, torch.bfloat16, torch.float16)
-    if not isinstance(found, torch.dtype) or found not in known:
-        raise ValueError(f"{name!r} is not a floating dtype; give float32, bfloat16 or float16")
+    found = parse_dtype(name)
+    check_kernels(found, device)
     return found

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from mmspec.modality import RunResult
+from mmspec.models import placement
 
 EMBEDDING_SCALE = 8.0  # of an embedding over the output of one layer
 
@@ -57,14 +58,7 @@ SHAPES: Mapping[str, DecoderShape] = {
 
 def parse_device(name: str | None) -> torch.device:
     """Return a device by name; default: cuda where available. Raises ValueError if unavailable."""
-    try:
-        place = torch.device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
-        torch.empty(0, device=place).cpu()  # which the meta device refuses
-    except (RuntimeError, AssertionError) as error:  # no such name, or not compiled in
-        raise ValueError(
-            f"device={name!r} is not available; give one, such as cpu or cuda"
-        ) from error
-    return place
+    return placement.parse_device(name or ("cuda" if torch.cuda.is_available() else "cpu"))
 
 
 def build_model(

@@ -33,6 +33,7 @@ from mmspec.drafters.neural.small_model import SMALL_MODEL, build_autoregressive
 from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, Weighting
 from mmspec.drafters.shapes import Chain
 from mmspec.errors import format_value
+from mmspec.models.compatibility import check_same_device
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory, RowMemories
@@ -250,6 +251,7 @@ def _ensemble(kit: Kit, weighting: Weighting) -> Drafter:
     if isinstance(names, str) or not names or set(names) - set(VIEWS):
         raise ValueError(f"views={names!r} must be a list out of {', '.join(VIEWS)}")
     assert kit.drafter is not None
+    check_same_device(kit.target, kit.drafter)
     views = tuple(_view(kit, name) for name in names)
     return build_autoregressive(kit, Ensemble(kit.drafter, views, weighting))
 

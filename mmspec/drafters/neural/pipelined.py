@@ -26,9 +26,14 @@ from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
 from mmspec.drafters.draft_model import MultiKindDrafter, draft_distribution, draw_next_token
 from mmspec.drafters.lengths.length import Fixed, max_useful_length
 from mmspec.drafters.neural.draft_inputs import build_draft_inputs
-from mmspec.drafters.neural.small_model import SMALL_MODEL, ModelDrafter, SmallModel
+from mmspec.drafters.neural.small_model import (
+    SMALL_MODEL,
+    ModelDrafter,
+    SmallModel,
+)
 from mmspec.drafters.shapes import SAMPLED_KINDS, Chain
 from mmspec.errors import is_integer
+from mmspec.models.compatibility import check_same_device
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.memory import build_block, to_column
 from mmspec.targets.readers.reader import Reader
@@ -292,4 +297,5 @@ def pipelined_draft_model(kit: Kit) -> Drafter:
             "drafting ahead of the target needs a draft model with its own cache that can be "
             "trimmed; give a smaller model without recurrent layers"
         )
+    check_same_device(kit.target, kit.drafter)
     return PipelinedDrafter(SmallModel(kit.drafter, build_draft_inputs(kit)), window, refill)

@@ -24,6 +24,7 @@ from mmspec.drafters.draft_model import (
     committed_prefix,
     draft_distribution,
     empty_growth,
+    move_tensors,
     waiting_block,
 )
 from mmspec.drafters.neural.draft_inputs import DRAFT_INPUTS, DraftInputs, build_draft_inputs
@@ -135,7 +136,7 @@ class SmallModel(DraftModel):
     required_features = delegate_to("inputs.required_features")
 
     def begin(self, context: Context) -> _ModelState:
-        inputs = self.inputs.build(context, self.backbone)
+        inputs = move_tensors(self.inputs.build(context, self.backbone), self.backbone.device)
         memory, logits, _ = self.backbone.prefill(
             inputs, extra_slots=context.request.max_new_tokens + 64
         )

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec import _hf
+from mmspec._hf_cache import execution_device
 from mmspec.targets.readers import visual
 
 if TYPE_CHECKING:
@@ -104,8 +105,7 @@ class Reader(ABC):
 
     @property
     def device(self) -> torch.device:
-        device: torch.device = self.model.get_input_embeddings().weight.device
-        return device
+        return execution_device(self.model.get_input_embeddings())
 
     @property
     def vocabulary(self) -> int:

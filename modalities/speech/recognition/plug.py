@@ -8,7 +8,6 @@ from typing import Any
 
 from mmspec.modalities.common import families, own_generate, tokens
 from mmspec.modalities.common.call_arguments import bind_arguments
-from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.speech.recognition import whisper_generate
 from mmspec.modalities.speech.recognition.accelerated import AcceleratedRecogniser
@@ -63,4 +62,4 @@ def session(
 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder, a hub name, or "zoo:NAME"."""
-    return load_token_model(source, **options)
+    return tokens.load_token_model(source, **options)

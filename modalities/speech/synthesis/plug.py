@@ -11,7 +11,6 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from mmspec.modalities.common import families, tokens
-from mmspec.modalities.common.loading import load_token_model
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modalities.speech import CODEC
 from mmspec.modalities.speech.accelerated import AcceleratedSpeechModel
@@ -97,4 +96,4 @@ def _codec(model: Any, given: Any) -> Codec:
 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder, a hub name, or "zoo:NAME"."""
-    return load_token_model(source, **options)
+    return tokens.load_token_model(source, **options)

@@ -1,0 +1,110 @@
+"""All that is built for a model lies on its device: checked on pretended devices."""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+import mmspec
+from mmspec import zoo
+from tests.devices import FIRST, SECOND, Pretended, pretend_devices, put, read_back
+
+NEW = 12
+
+
+@cache
+def request(rows: int) -> dict[str, Tensor]:
+    """A ragged request about the bundled picture."""
+    processor = zoo.processor("llava")
+    processor.tokenizer.padding_side = "left"
+    texts = ["describe the picture", "how many things are there in the picture"][:rows]
+    chats = [
+        [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}]
+        for text in texts
+    ]
+    prompts = [processor.apply_chat_template(one, add_generation_prompt=True) for one in chats]
+    images = [Image.open(zoo.bundled_scene())] * rows
+    made: Any = processor(images=images, text=prompts, padding=True, return_tensors="pt")
+    return dict(made)
+
+
+@cache
+def expected(recipe: str, drafter: str | None, rows: int) -> tuple[Tensor, int]:
+    """The tokens on the CPU, and the target's calls."""
+    fast = mmspec.accelerate(zoo.load("llava"), recipe, drafter=load(drafter), check=False)
+    out = fast.generate(**request(rows), max_new_tokens=NEW)
+    return out.sequences, out.stats.target_calls
+
+
+def load(name: str | None) -> Any:
+    return None if name is None else zoo.load(name)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 2])
+@pytest.mark.parametrize(
+    ("recipe", "drafter", "device"),
+    [
+        ("prompt-lookup", None, FIRST),
+        ("draft-verify", None, FIRST),
+        ("coupled", "llava-drafter", FIRST),
+        ("coupled", "llava-drafter", SECOND),
+        ("dynamic-tree", "llava-drafter", SECOND),
+        ("speculative-sampling", "llava-drafter", SECOND),
+        ("spd-mllm", "llava-text-drafter", SECOND),
+        ("eagle-3", "llava-eagle3", FIRST),
+        ("medusa", "llava-medusa", FIRST),
+    ],
+)
+def test_models_decode_on_their_devices_as_on_the_cpu(
+    recipe: str,
+    drafter: str | None,
+    device: torch.device,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No operation gets tensors of two devices, and the draft model is as good as on the CPU."""
+    monkeypatch.setattr("mmspec.targets.tokens.context._check_kind", lambda *_: None)  # meta
+    tokens, calls = expected(recipe, drafter, rows)
+    model, small = put(zoo.load("llava"), FIRST), load(drafter)
+    small = None if small is None else put(small, device)
+    with pretend_devices() as mode, torch.no_grad():
+        fast = mmspec.accelerate(model, recipe, drafter=small, check=False)
+        inputs = {name: Pretended(one, FIRST) for name, one in request(rows).items()}
+        mode.transfers.clear()
+        out = fast.generate(**inputs, max_new_tokens=NEW)
+    assert out.stats.fallback is None
+    assert out.sequences.device == FIRST
+    assert torch.equal(read_back(out.sequences), tokens)
+    assert abs(out.stats.target_calls - calls) <= 1  # kernels differ in rounding, so trees may
+
+
+@pytest.mark.parametrize("recipe", ["pearl", "tabed"])
+def test_recipes_that_need_one_device_say_so(recipe: str) -> None:
+    model, small = put(zoo.load("llava"), FIRST), put(zoo.load("llava-drafter"), SECOND)
+    with (
+        pretend_devices(),
+        pytest.raises(ValueError, match=r"the target computes on meta:0 and the .* on meta:1"),
+    ):
+        mmspec.accelerate(model, recipe, drafter=small, check=False)
+
+
+def test_tensors_of_two_devices_are_refused() -> None:
+    """The check itself finds mistakes, and lets pass what CUDA lets pass."""
+    one, other = Pretended(torch.ones(3), FIRST), Pretended(torch.ones(3), SECOND)
+    with pretend_devices() as mode:
+        assert (one + 1).device == FIRST
+        assert torch.equal(read_back(one[torch.tensor([0, 2])]), torch.ones(2))
+        assert torch.tensor([1, 2], device=FIRST).tolist() == [1, 2]
+        assert torch.equal(read_back(one + other.to(FIRST)), torch.full((3,), 2.0))
+        assert dict(mode.transfers) == {"tolist": 1}
+        assert float(one.cpu().sum()) == 3
+        assert mode.transfers["aten::_to_copy"] == 1
+        for wrong in (other, torch.ones(3)):
+            with pytest.raises(RuntimeError, match="tensors on several devices"):
+                _ = one + wrong
