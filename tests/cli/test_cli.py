@@ -175,7 +175,7 @@ def test_a_picture_is_described(
             ("bench", "views", "--shape", "tiny", "--tokens", "-1"),
             "tokens=-1 must be a whole number",
         ),
-        (("bench", "scale", "--shape", "tiny", "--dtype", "int8"), "not a floating dtype"),
+        (("bench", "scale", "--shape", "tiny", "--dtype", "int8"), "no floating dtype"),
         (
             ("bench", "scale", "--shape", "tiny", "--device", "tpu9"),
             "device='tpu9' is not available",
