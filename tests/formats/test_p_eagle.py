@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import Tensor
+from torch import Tensor, nn
 from torch.testing import assert_close
 
 from mmspec import formats
@@ -153,7 +153,7 @@ def test_the_class_of_speculators_agrees(
     assert all(name.startswith("verifier_") for name in missing)
     embeds, features = draw_inputs()
     for one in (theirs.embed_tokens, head.embeddings):
-        assert one is not None
+        assert isinstance(one, nn.Embedding)
         one.weight.data[:SLOTS] = embeds[0]
     anchors, depths = torch.arange(SLOTS), torch.zeros(SLOTS, dtype=torch.int64)
     for depth in range(1, DEPTHS):
