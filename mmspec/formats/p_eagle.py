@@ -68,10 +68,8 @@ def build_p_eagle_head(
 def export(head: Any, target: str | None) -> PublishedHead:
     """Export a head with vLLM's layer ids; it embeds the target's tokens without a table."""
     check_head(head, PEagleHead, "p-eagle", {})
-    made, config = export_ordered(head), head.config
-    kind = "PeagleQwen3ForCausalLM" if config.qk_norm else "PeagleLlamaForCausalLM"
-    more = {"architectures": [kind], "ptd_token_id": config.mask_token_id}
-    return PublishedHead({**made.config, **more}, made.tensors)
+    made = export_ordered(head)
+    return PublishedHead({**made.config, "ptd_token_id": head.config.mask_token_id}, made.tensors)
 
 
 FORMAT = head_format(

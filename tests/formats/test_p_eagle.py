@@ -87,7 +87,7 @@ def test_the_layout_is_that_of_eagle_3_and_two_more(is_qwen: bool, tmp_path: Pat
     assert weights["midlayer.self_attn.q_proj.weight"].shape == (H, 2 * H)
     assert weights["layers.1.self_attn.q_proj.weight"].shape == (H, H)
     config = json.loads((tmp_path / "config.json").read_text())
-    kind = "PeagleQwen3ForCausalLM" if is_qwen else "PeagleLlamaForCausalLM"
+    kind = "Eagle3Qwen3ForCausalLM" if is_qwen else "LlamaForCausalLMEagle3"
     assert config["architectures"] == [kind]
     assert config["ptd_token_id"] == MASK
     assert config["eagle_config"][IDS] == [1, 3, 5]
