@@ -15,6 +15,7 @@ from transformers import StoppingCriteria
 import mmspec
 from mmspec.decode import BrokenLogits
 from mmspec.distributions.noise import KeyedNoise
+from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.serving.ticket import DeadlineExceeded, QueueFull
 from tests import toys
 from tests.partners import noisy, partner, skip_checks
@@ -85,6 +86,8 @@ def test_requests_in_random_order_get_their_own_tokens(family: str, count: int) 
         ("dflash", {}),
         ("p-eagle", {}),
         ("medusa", {}),
+        ("hydra", {}),
+        ("kangaroo", {}),
         ("speculative-sampling", {}),
         ("block", {}),
     ],
@@ -242,6 +245,26 @@ def test_errors_of_one_row_stay_its_own() -> None:
             with pytest.raises(RuntimeError, match=message):
                 future.result(20)
     assert engine.counters.failed == 3
+
+
+def test_a_drafter_that_fails_ends_no_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plain decoding finishes the rows of its batch; later requests are drafted again."""
+    fast, requests = accelerated("llama", "coupled"), mixed_requests("llama", 8)
+    expected = [fast.generate(**one).sequences for one in requests]
+    propose, calls = Autoregressive.propose, iter(range(1000))
+
+    def fail_once(self: Any, context: Any, state: Any) -> Any:
+        if context.batch > 1 and next(calls) == 2:
+            raise RuntimeError("out of ideas")
+        return propose(self, context, state)
+
+    with mmspec.Engine(fast, max_rows=4) as engine:
+        monkeypatch.setattr(Autoregressive, "propose", fail_once)
+        found = [future.result(20) for future in [engine.submit(one) for one in requests]]
+        assert all(map(torch.equal, (one.sequences for one in found), expected))
+        assert any("out of ideas" in (one.stats.fallback or "") for one in found)
+        after = engine.submit({**requests[0], "max_new_tokens": 12}).result(20)
+        assert after.stats.num_draft_tokens
 
 
 def test_a_stream_yields_verified_tokens_and_closing_it_cancels() -> None:

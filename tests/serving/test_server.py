@@ -12,7 +12,7 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -43,8 +43,9 @@ class Server:
     """A server in a thread, and a client of it."""
 
     def __init__(self, served: Served) -> None:
-        self.routes: Any = served.routes
-        self.engine = vars(self.routes).get("service") and self.routes.service.engine
+        self.routes = cast(Any, served.routes)
+        service = getattr(self.routes, "service", None)  # of chat
+        self.engine = cast(Any, None if service is None else service.engine)
         self.server = create_server(create_app(served, TOKEN), "127.0.0.1", 0)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
         self.thread.start()

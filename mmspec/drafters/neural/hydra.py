@@ -24,6 +24,7 @@ from mmspec.drafters.neural.target_heads import (
 )
 from mmspec.models.heads.hydra import HydraHeads
 from mmspec.targets.memory import Memory, build_block
+from mmspec.targets.rows import drop_row, join_slotted, kept_rows, swap_out
 from mmspec.targets.tokens.context import Context
 
 
@@ -49,7 +50,7 @@ class HydraDraft(LastStateModel):
 
     def begin(self, context: Context) -> _HydraState:
         states = context.shared["hidden"]  # (R, L, D)
-        fresh = [own[:0] for own in states[:, 0]]
+        fresh = [own[:0] for own in states]
         if self.heads.prefix_embeding_layer is None:
             return _HydraState(states[:, -1], fresh)
         memory, read = read_prompt(self.heads.config, context, states, self.heads.prefix)
@@ -135,6 +136,22 @@ class _HydraState:
     paths: list[Tensor] = field(
         default_factory=list
     )  # (R, n, k, D) each: embeddings that nodes read
+
+    def join(self, other: _HydraState) -> None:
+        """Append the rows of another request."""
+        if self.memory is not None and other.memory is not None:
+            self.memory = join_slotted(self.memory, other.memory)
+        self.last = torch.cat((self.last, other.last))
+        self.fresh += other.fresh
+        self.paths = []
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        if self.memory is not None:
+            drop_row(self.memory, row)
+        self.last = self.last[kept_rows(len(self.last), row)]
+        swap_out(self.fresh, row)
+        self.paths = []
 
 
 def _pad_paths(paths: Tensor, width: int) -> Tensor:  # (R, n, k, D) -> (R, n, width, D)

@@ -33,6 +33,7 @@ from mmspec.recipe import STATES, Kit
 from mmspec.targets.memory import Memory, TokenBlock, build_block
 from mmspec.targets.readers.hooks import LayerStatesHook, layer_states
 from mmspec.targets.readers.reader import Reader
+from mmspec.targets.rows import drop_row, join_slotted, swap_out
 from mmspec.targets.tokens.context import Context
 
 
@@ -78,7 +79,7 @@ class KangarooDraft(DraftModel):
     def begin(self, context: Context) -> _AdapterState:
         states = context.shared[self.tap]  # (R, L, D)
         memory, _ = read_prompt(self.adapter.config, context, states, self.adapter)
-        return _AdapterState(memory, [own[:0] for own in states[:, 0]])
+        return _AdapterState(memory, [own[:0] for own in states])
 
     def predict_first(self, context: Context, state: _AdapterState) -> Categorical:
         early = self._shallow(context, unread_block(context))
@@ -127,6 +128,16 @@ class _AdapterState:
 
     memory: Memory
     fresh: list[Tensor]  # (n, D) per row: early states of accepted tokens not read yet
+
+    def join(self, other: _AdapterState) -> None:
+        """Append the rows of another request."""
+        self.memory = join_slotted(self.memory, other.memory)
+        self.fresh += other.fresh
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        drop_row(self.memory, row)
+        swap_out(self.fresh, row)
 
 
 def check_adapter(adapter: Any, target: Reader) -> None:
