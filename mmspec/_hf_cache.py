@@ -1,4 +1,4 @@
-"""The cache of transformers under the names of versions 5.23 and 5.24; the hooks of accelerate."""
+"""The cache of transformers under the names of 5.23 and 5.24, a static one; hooks of accelerate."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from transformers import GenerationMixin
+from transformers import CompileConfig, GenerationMixin
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionCacheLayerMixin
 
 CACHE_NAMES = ("cache", "past_key_values", "cache_params")  # of 5.24, of 5.23, of Mamba in 5.23
@@ -83,3 +83,10 @@ def is_spread(model: nn.Module) -> bool:
     """Whether the parts of a model lie on several devices, in memory or on disk."""
     places = vars(model).get("hf_device_map") or {}
     return len(set(map(str, places.values()))) > 1 or "disk" in places.values()
+
+
+def compiled_generation(mode: str) -> dict[str, Any]:
+    """Arguments with which `generate()` compiles its steps of one token, also on a CPU."""
+    config = CompileConfig(mode=mode)
+    config._compile_all_devices = True
+    return {"cache_implementation": "static", "compile_config": config}

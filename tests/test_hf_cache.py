@@ -70,3 +70,14 @@ def test_maps_of_one_device_are_not_spread() -> None:
     assert not is_spread(dispatch_model(model, {"": "cpu"}, force_hooks=True))
     model.hf_device_map = {"0": "cpu", "1": "disk"}
     assert is_spread(model)
+
+
+def test_generate_compiles_with_these_arguments_on_every_device() -> None:
+    made = _hf_cache.compiled_generation("default")
+    assert "_compile_all_devices" in vars(hf.CompileConfig)
+    config = hf.GenerationConfig(**made)
+    model = toys.model("llama")
+    cache = hf.StaticCache(model.config, max_cache_len=8)
+    assert model._valid_auto_compile_criteria({"past_key_values": cache}, config)
+    config.compile_config = hf.CompileConfig(mode="default")
+    assert not model._valid_auto_compile_criteria({"past_key_values": cache}, config)

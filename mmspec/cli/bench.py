@@ -37,6 +37,7 @@ from mmspec.cli.output import (
 from mmspec.modality import Selection, Workload
 from mmspec.recipe import TREE
 
+COMPILED = "compiled"  # the second run of every recipe with --compile
 AUTO = "tree=auto"  # the second run of a recipe whose published shape is a tree
 
 
@@ -68,6 +69,10 @@ def run(
         repeated = _with_auto_tree(loaded, models, left_out)
         models |= repeated
         drafters |= {name: drafters[fast.recipe.name] for name, fast in repeated.items()}
+    if options.compile:
+        repeated = _with_compiled(loaded, models, left_out)
+        models |= repeated
+        drafters |= {name: drafters.get(fast.recipe.name or "") for name, fast in repeated.items()}
     titles = {name: _title(name, selected.own_options.get(name, {})) for name in models}
     models = {titles[name]: fast for name, fast in models.items()}
     drafters = {titles.get(name, name): drafter for name, drafter in drafters.items()}
@@ -128,9 +133,10 @@ def _accelerate_all(
     Raises the ValueError of a recipe that does not fit if no other one does.
     """
     models, left_out = dict[str, Accelerated](), dict(loaded.selection.left_out)
+    eager = {"compile": False} if loaded.selection.options.get("compile") else {}
     for name in loaded.selection.recipes:
         try:
-            models[name] = loaded.accelerate(name)
+            models[name] = loaded.accelerate(name, **eager)
         except ValueError as error:
             if not models and name == loaded.selection.recipes[-1]:
                 raise
@@ -138,6 +144,21 @@ def _accelerate_all(
     if is_all:  # plain decoding is measured anyway
         models.pop(loaded.selection.owner.plain[0], None)
     return models, left_out
+
+
+def _with_compiled(
+    loaded: LoadedModels, models: Mapping[str, Accelerated], left_out: dict[str, str]
+) -> dict[str, Accelerated]:
+    """Plain decoding and every recipe again, with compiled blocks."""
+    found: dict[str, Accelerated] = {}
+    for name in (loaded.selection.owner.plain[0], *models):
+        if name.endswith(AUTO):
+            continue
+        try:
+            found[f"{name}, {COMPILED}"] = loaded.accelerate(name, compile=True)
+        except ValueError as error:
+            left_out[f"{name}, {COMPILED}"] = str(error)
+    return found
 
 
 def _with_auto_tree(

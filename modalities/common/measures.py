@@ -30,6 +30,7 @@ from mmspec.zoo.scene import Scene
 from mmspec.zoo.scene_parser import parse_images, score_picture
 
 OWN_GENERATE = "generate"
+COMPILED_GENERATE = "generate, compiled"
 REPLAYED = 8  # requests whose forwards are repeated alone
 SAMPLING = ("do_sample", "temperature", "top_k", "top_p")
 
@@ -70,7 +71,10 @@ def request_workload(
     def peers(
         recipes: Mapping[str, Runner], seed: int, progress: Progress
     ) -> tuple[Mapping[str, Runner], Mapping[str, str]]:
-        return stock_baselines(model, drafter, requests, batch, seed, progress)
+        found, missing = stock_baselines(model, drafter, requests, batch, seed, progress)
+        if any(is_compiled(one) for one in recipes.values()):
+            found[COMPILED_GENERATE] = CompiledGenerate(model)
+        return found, missing
 
     settings = extract_settings(requests)
     return Workload(
@@ -200,6 +204,32 @@ class Generate:
         tokens = extract_new_tokens(self.model, ids, prompt_length(request))
         prefills = 1 if all(calls) else sum(calls)  # recurrent states have no length
         return RunResult(tokens, sum(map(len, tokens)), max(len(calls) - prefills, 0))
+
+    def run_first_token(self, request: Request, seed: int) -> RunResult:
+        return self.run({**request, "max_new_tokens": 1}, seed)
+
+
+def is_compiled(runner: Runner) -> bool:
+    """Whether a runner is a recipe with `compile=True`."""
+    return isinstance(runner, Speculative) and bool(runner.fast.given.get("compile"))
+
+
+@dataclass(frozen=True)
+class CompiledGenerate:
+    """`model.generate()` with a static cache and compiled steps; the prompt is read eager.
+
+    transformers keeps the compiled forward on the model. Target calls are those of single tokens.
+    """
+
+    model: Any
+
+    def run(self, request: Request, seed: int) -> RunResult:
+        if request.get("do_sample"):
+            torch.manual_seed(seed)
+        mode = "default" if self.model.device.type == "cpu" else "reduce-overhead"
+        ids = self.model.generate(**request, **_hf_cache.compiled_generation(mode))
+        tokens = extract_new_tokens(self.model, ids, prompt_length(request))
+        return RunResult(tokens, sum(map(len, tokens)), ids.shape[1] - prompt_length(request) - 1)
 
     def run_first_token(self, request: Request, seed: int) -> RunResult:
         return self.run({**request, "max_new_tokens": 1}, seed)

@@ -221,6 +221,8 @@ def _find_obstacle(reader: Backbone) -> str | None:
     if set(reader.layer_kinds) - {FULL, SLIDING}:
         return f"it has layers of {', '.join(reader.layer_kinds)}"
     modules = (*reader.decoder.modules(), *reader.head.modules())
+    if any("_hf_hook" in vars(one) for one in modules):
+        return "accelerate moves its inputs or weights between devices"
     if any(getattr(one, name) for one in modules for name in _HOOKS[::3]):
         return "its modules have forward hooks"
     return None

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from accelerate.hooks import ModelHook, add_hook_to_module
 
 import mmspec
 from mmspec.draft import Draft, Kind
@@ -183,6 +184,15 @@ def test_a_hook_of_the_user_runs_and_so_nothing_is_compiled() -> None:
     assert "hooks" in stats.not_compiled
     hook.remove()
     assert fast.generate(**request_of("llama"), max_new_tokens=4).stats.compiled_forwards == 3
+
+
+def test_an_offloaded_model_is_not_compiled() -> None:
+    model = toys.model("llama")
+    add_hook_to_module(model.model.layers[0], ModelHook())
+    fast = mmspec.accelerate(model, "plain", compile=EAGER)
+    stats = fast.generate(**request_of("llama"), max_new_tokens=4).stats
+    assert "accelerate moves" in stats.not_compiled
+    assert stats.compiled_forwards == 0
 
 
 def test_a_graph_with_other_scores_is_refused_and_the_tokens_are_right(
