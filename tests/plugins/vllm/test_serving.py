@@ -75,21 +75,22 @@ def decode(model: Any, ids: list[int], recipe: str, room: int, **options: Any) -
     return out.sequences[0, len(ids) :].tolist(), out.stats
 
 
-def serve(served: Served, folder: Path, proposer: str, **engine: Any) -> Any:
-    """Tokens and counters of a real engine with a proposer."""
-    speculative = {"method": "custom_class", "num_speculative_tokens": LENGTH}
-    options = engine.pop("options", {})
+def use(proposer: str, **options: Any) -> dict[str, Any]:
+    """Arguments of an engine that drafts with one of our proposers."""
+    speculative = {"method": "custom_class", "model": f"mmspec_vllm.{proposer}"}
+    return {
+        "speculative_config": {**speculative, "num_speculative_tokens": LENGTH},
+        "additional_config": {"mmspec": options},
+    }
+
+
+def serve(served: Served, folder: Path, **engine: Any) -> Any:
+    """Tokens and counters of a real engine."""
     job = {
         "model": str(served.folder),
         "prompts": served.prompts,
         "sampling": {"temperature": 0, "max_tokens": ROOM},
-        "engine": {
-            "max_model_len": 128,
-            "max_num_seqs": 8,
-            "additional_config": {"mmspec": options},
-            "speculative_config": {**speculative, "model": f"mmspec_vllm.{proposer}"},
-            **engine,
-        },
+        "engine": {"max_model_len": 128, "max_num_seqs": 8, **engine},
     }
     (folder / "job.json").write_text(json.dumps(job))
     environment = {
@@ -151,7 +152,7 @@ def test_acceptance_is_that_of_our_recipe_draft_for_draft(
     served: Served, tmp_path: Path, proposer: str, recipe: str, draft: Callable[..., list[int]]
 ) -> None:
     options = {"datastore": str(served.store)} if recipe == "rest" else {}
-    result = serve(served, tmp_path, proposer, options=options)
+    result = serve(served, tmp_path, **use(proposer, **options))
     assert result["tokens"] == [row[:ROOM] for row in served.plain]
     theirs: list[int] = []
     for prompt, plain in zip(served.prompts, served.plain, strict=True):
@@ -168,7 +169,7 @@ def test_acceptance_is_that_of_our_recipe_draft_for_draft(
 
 
 def test_recycling_is_accepted_as_its_table_predicts(served: Served, tmp_path: Path) -> None:
-    result = serve(served, tmp_path, "TokenRecyclingProposer", options={"fresh": True})
+    result = serve(served, tmp_path, **use("TokenRecyclingProposer", fresh=True))
     assert result["tokens"] == [row[:ROOM] for row in served.plain]
     accepted: list[int] = []
     for prompt, plain in zip(served.prompts, served.plain, strict=True):
@@ -192,7 +193,24 @@ def test_output_is_unchanged_in_a_crowded_engine(
 ) -> None:
     """Prompts in parts, requests that wait for a row, and too little room in the cache for all."""
     crowded = {"max_num_seqs": 5, "max_num_batched_tokens": 40, "num_gpu_blocks_override": 8}
-    result = serve(served, tmp_path, proposer, block_size=32, max_model_len=96, **crowded)
+    limits = {**crowded, "block_size": 32, "max_model_len": 96}
+    result = serve(served, tmp_path, **use(proposer), **limits)
     assert result["tokens"] == [row[:ROOM] for row in served.plain]
     assert result["counters"]["num_preemptions"] > 0
     assert result["counters"]["spec_decode_num_accepted_tokens"] > 0
+
+
+def test_prompt_lookup_has_more_accepted_than_vllms_ngrams(served: Served, tmp_path: Path) -> None:
+    """The same lengths of matches; ours copies from the last place, and past the text's end."""
+    speculative = {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 3}
+    limits = {**speculative, "num_speculative_tokens": LENGTH}
+    result = serve(served, tmp_path, speculative_config=limits)
+    assert result["tokens"] == [row[:ROOM] for row in served.plain]
+    ours = [
+        accepted
+        for prompt, plain in zip(served.prompts, served.plain, strict=True)
+        for accepted in replay(prompt, plain, partial(look_up, served=served), False)
+    ]
+    counters = result["counters"]
+    assert sum(ours) > counters["spec_decode_num_accepted_tokens"] > 0
+    assert len(ours) < counters["spec_decode_num_drafts"]

@@ -51,6 +51,16 @@ def test_rows_with_the_same_text_have_one_text_each() -> None:
     assert Counter.total == 6
 
 
+def test_a_text_is_continued_by_one_row_alone() -> None:
+    made = texts()
+    old = made.match(rows(r0=[1, 2]))[0]
+    made.match({})
+    both = made.match(rows(r1=[1, 2, 3], r2=[1, 2, 4]))
+    assert both[1] is old
+    assert both[2] is not old
+    assert [both[1].tokens, both[2].tokens] == [[1, 2, 3], [1, 2, 4]]
+
+
 def test_a_row_reused_by_another_request_is_read_anew() -> None:
     made = texts()
     old = made.match(rows(r0=[1, 2, 3]))[0]
