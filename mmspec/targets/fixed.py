@@ -216,7 +216,9 @@ class FixedCache(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        return self.layers[layer_idx].update(key_states, value_states)
+        layer: Any = self.layers[layer_idx]
+        written: tuple[Tensor, Tensor] = layer.update(key_states, value_states)
+        return written
 
 
 def _layout_of(memory: Memory) -> tuple[Any, ...]:

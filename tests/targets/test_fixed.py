@@ -33,8 +33,8 @@ def memory_of(family: str = "llama", **how: Any) -> Any:
 
 
 def plan_of(fixed: FixedSlots, memory: Any, block: TokenBlock) -> tuple[BlockPlan, Tensor]:
-    tokens, *placed = fixed.place(memory, block)
-    return BlockPlan(*placed, fixed.base, fixed.offsets), tokens
+    tokens, depths, corner, columns = fixed.place(memory, block)
+    return BlockPlan(depths, corner, columns, fixed.base, fixed.offsets), tokens
 
 
 def blocks() -> list[tuple[list[int], list[list[int]], Tree | None]]:

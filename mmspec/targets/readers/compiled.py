@@ -17,7 +17,7 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -146,7 +146,7 @@ class BlockGraphs:
             is_captured = block.tokens.device.type == "cuda" and self.backend == "inductor"
             if is_captured:
                 torch.compiler.cudagraph_mark_step_begin()
-            out = graph(*inputs, fixed.base, fixed.offsets, fixed.parts)
+            out: Sequence[Tensor] = graph(*inputs, fixed.base, fixed.offsets, fixed.parts)
             if is_captured:  # the next replay writes the same memory
                 out = [one.clone() for one in out]
         except torch.OutOfMemoryError:
@@ -154,10 +154,12 @@ class BlockGraphs:
         except Exception as error:  # a class may fail to compile in any way
             if not is_new:
                 raise
-            return self._refuse(f"torch.compile failed ({first_line(error)})")
+            self._refuse(f"torch.compile failed ({first_line(error)})")
+            return None
         self.log.graphs += _count_graphs() - counted
         if is_new and (gap := _difference(out[0], block, run_eager(), fixed.batch)) is not None:
-            return self._refuse(f"its scores differ when compiled (by {gap:.2g} of their spread)")
+            self._refuse(f"its scores differ when compiled (by {gap:.2g} of their spread)")
+            return None
         self.graphs[key] = graph
         return out
 
@@ -167,15 +169,18 @@ class BlockGraphs:
 
     def _compile(self) -> Callable[..., Any]:
         """The function of one graph."""
-        step = self.make()
+        step: Any = self.make()
         if self.backend == EAGER:
-            return step
+            return cast(Callable[..., Any], step)
         # torch keeps graphs, and limits their number, by code object: each has one of its own
         step.__code__ = step.__code__.replace(co_name=f"read_block_{len(self.graphs)}")
         how: dict[str, Any] = {}
         if self.backend == "inductor" and torch.cuda.is_available():
             how = {"mode": "reduce-overhead"}
-        return torch.compile(step, fullgraph=True, backend=self.backend, **how)
+        compiled: Callable[..., Any] = torch.compile(
+            step, fullgraph=True, backend=self.backend, **how
+        )
+        return compiled
 
 
 class CompiledBlocks:
@@ -268,7 +273,7 @@ def record_layers(decoder: Any, layers: Sequence[int]) -> tuple[Any, list[list[T
     Layers are Hugging Face indices: 0 is the input of the first one, i the output of layer i - 1.
     The last one is after the final norm: None, the decoder's own output.
     """
-    twin = _without_hooks(without_layers(decoder, ()))
+    twin: Any = _without_hooks(without_layers(decoder, ()))
     stack = list(twin.get_submodule(layer_list_name(twin)))
     copies = dict[int, Any]()
     sinks: list[list[Tensor] | None] = []

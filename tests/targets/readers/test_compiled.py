@@ -128,7 +128,7 @@ def test_recorded_states_are_those_of_hooks(layers: tuple[int, ...]) -> None:
     name = layer_states(layers)
     found = []
     for is_compiled in (False, True):
-        reader = make_reader(toys.model("llava", layers=3))
+        reader: Any = make_reader(toys.model("llava", layers=3))
         if is_compiled:
             compile_readers(reader, None, {name}, EAGER)
         target = CausalTarget(reader, frozenset({name, "hidden"}))
@@ -226,6 +226,7 @@ def test_a_backend_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_bad_options_are_refused() -> None:
     assert parse_backend(True) == "inductor"
+    wrong: Any
     for wrong in ("fastest", 3, 1):
         with pytest.raises(ValueError, match=r"compile=.* must be True, False or a backend"):
             parse_backend(wrong)
@@ -237,7 +238,7 @@ def test_bad_options_are_refused() -> None:
 
 
 def test_a_twin_without_layers_is_not_compiled() -> None:
-    reader = make_reader(toys.model("llama", layers=3))
+    reader: Any = make_reader(toys.model("llama", layers=3))
     compile_readers(reader, None, (), EAGER)
     assert reader.compiled is not None
     assert reader.skip_layers((1,)).compiled is None
@@ -290,7 +291,8 @@ def test_a_log_counts_one_request() -> None:
 
 @torch.no_grad()
 def test_a_new_head_needs_a_new_graph() -> None:
-    reader, log = make_reader(toys.model("llama")), CompileLog()
+    reader: Any = make_reader(toys.model("llama"))
+    log = CompileLog()
     blocks = reader.compiled = CompiledBlocks(reader, log, (), EAGER)
     for _ in range(2):
         memory, _, _ = reader.prefill(request_of("llama"), 20)
@@ -305,11 +307,12 @@ def test_a_new_head_needs_a_new_graph() -> None:
     assert not log.reasons
 
 
-def _head_of(model: Any, **changes: Any) -> Eagle3Head:
+def _head_of(model: Any, **changes: Any) -> Any:
     text = model.config.get_text_config()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        return Eagle3Head(Eagle3HeadConfig.of(text, text.vocab_size, **changes)).eval()
+        head: Any = Eagle3Head(Eagle3HeadConfig.of(text, text.vocab_size, **changes))
+    return head.eval()
 
 
 @pytest.mark.parametrize("batch", [1, 3])
@@ -326,7 +329,8 @@ def test_a_head_on_the_targets_states_reads_compiled_blocks(
 ) -> None:
     model, request = toys.model(family, layers=4), request_of(family, batch)
     head, how = _head_of(model, **changes), {"max_new_tokens": 12, "do_sample": False}
-    for parts in ({}, {"length": 3}):
+    shapes: list[dict[str, Any]] = [{}, {"length": 3}]
+    for parts in shapes:
         eager = mmspec.accelerate(model, "eagle-3", drafter=head, **parts)
         fast = mmspec.accelerate(model, "eagle-3", drafter=head, compile=EAGER, **parts)
         expected, out = (one.generate(**request, **how) for one in (eager, fast))
@@ -342,8 +346,8 @@ def test_a_head_on_the_targets_states_reads_compiled_blocks(
 def test_heads_without_a_cache_say_that_they_run_eager() -> None:
     model, request = toys.model("llava"), request_of("llava")
     text = model.config.get_text_config()
-    heads = MedusaHeads(MedusaHeadsConfig.of(text, text.vocab_size)).eval()
-    fast = mmspec.accelerate(model, "medusa", drafter=heads, compile=EAGER)
+    heads: Any = MedusaHeads(MedusaHeadsConfig.of(text, text.vocab_size))
+    fast = mmspec.accelerate(model, "medusa", drafter=heads.eval(), compile=EAGER)
     stats = fast.generate(**request, max_new_tokens=6).stats
     assert stats.compiled_forwards == stats.target_calls
     assert "reads no blocks" in stats.not_compiled
