@@ -22,6 +22,7 @@ from mmspec.cli.training_plan import TrainOptions
 from mmspec.recipe import Recipe
 from mmspec.training.conversations import Question
 from mmspec.training.feature_size import cache_bytes, required_features
+from mmspec.training.sharding import find_indivisible
 
 GIB = 2**30
 PROBED = 32  # questions that are tokenised to measure prompt lengths
@@ -88,6 +89,11 @@ class CostModel:
             if "passes" in known
             else 1
         )
+
+    @property
+    def sharding_problem(self) -> str | None:
+        """Why the target cannot be sharded over the devices."""
+        return find_indivisible(self.reader.config, self.options.devices or 1)
 
     @property
     def draft_vocabulary(self) -> int:
@@ -188,6 +194,7 @@ def estimate_memory(model: CostModel) -> dict[str, Any]:
     sharded = target - model.split_size * model.item_bytes * (1 - 1 / count)
     use = max(head + batch, answers)
     limit = model.options.assumed["device_gib"] * GIB
+    problem = model.sharding_problem
     return {
         "memory of the target, GiB": target / GIB,
         "memory of the head, GiB": head / GIB,
@@ -195,10 +202,10 @@ def estimate_memory(model: CostModel) -> dict[str, Any]:
         "memory of the keys and values of answers, at most, GiB": answers / GIB,
         "devices": count,
         "memory per device, target on each, GiB": (target + use) / GIB,
-        "memory per device, target sharded, GiB": (sharded + use) / GIB,
+        "memory per device, target sharded, GiB": problem or (sharded + use) / GIB,
         f"fit in {limit / GIB:g} GiB, on each and sharded": [
             target + use < limit,
-            sharded + use < limit,
+            problem is None and sharded + use < limit,
         ],
     }
 
@@ -280,10 +287,14 @@ def estimate_hours(model: CostModel) -> dict[str, Any]:
     moved = model.moved_bytes(forwards * tokens, count) / link
     generated = model.moved_bytes(model.questions * row, count) / link if answers else 0.0
     sharded = [answers + generated, target + moved + count * head + update, judged / count]
+    stages, possible = "answers, training, measuring", [on_each]
+    found = {f"hours, target on each: {stages}": [one / HOUR for one in on_each]}
+    if model.sharding_problem is None:
+        found[f"hours, target sharded: {stages}"] = [one / HOUR for one in sharded]
+        possible.append(sharded)
     return {
-        "hours, target on each: answers, training, measuring": [one / HOUR for one in on_each],
-        "hours, target sharded: answers, training, measuring": [one / HOUR for one in sharded],
-        "hours in all, on each and sharded": [sum(on_each) / HOUR, sum(sharded) / HOUR],
+        **found,
+        "hours in all, on each and sharded": [sum(one) / HOUR for one in possible],
         "assumed": ", ".join(f"{name}={value:g}" for name, value in given.items()),
     }
 

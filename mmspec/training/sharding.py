@@ -29,14 +29,18 @@ def check_sharded(model: Any, processes: int) -> None:
             f"this {kind} is not split over processes; drop --shard-target, or give the folder of "
             "a model of transformers whose class has a tensor parallel plan"
         )
-    config = model.config.get_text_config(decoder=True)
-    counts = {name: vars(config).get(name) for name in ("num_attention_heads", _KV_HEADS)}
-    for name, count in counts.items():
+    problem = find_indivisible(model.config.get_text_config(decoder=True), processes)
+    if problem is not None:
+        raise ValueError(f"{problem}; launch a number that divides it")
+
+
+def find_indivisible(config: Any, processes: int) -> str | None:
+    """Why the heads of a decoder cannot be shared by processes; None if they can."""
+    for name in ("num_attention_heads", _KV_HEADS):
+        count = vars(config).get(name)
         if count is not None and count % processes:
-            raise ValueError(
-                f"{name}={count} of this {kind} cannot be shared by {processes} processes; launch "
-                "a number that divides it"
-            )
+            return f"{name}={count} cannot be shared by {processes} processes"
+    return None
 
 
 def whole_weight(model: Any, weight: Tensor) -> Tensor:

@@ -76,8 +76,8 @@ def test_a_plan_needs_a_configuration_alone(
     qwen_7b: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Sizes are those that are computed by hand from the configuration."""
-    how = ("--dry-run", "--accumulate", "8", "--devices", "8", "--batch", "4")
-    found = run(capsys, *_command(qwen_7b, tmp_path, *how))
+    how = ("--dry-run", "--accumulate", "8", "--batch", "4", "--devices")
+    found = run(capsys, *_command(qwen_7b, tmp_path, *how, "4"))
     assert found["target parameters"] == 8_292_166_656  # as published: 8.29 billion
     target = 2 * 8_292_166_656 / GIB
     assert found["memory of the target, GiB"] == pytest.approx(target)
@@ -97,10 +97,15 @@ def test_a_plan_needs_a_configuration_alone(
         2 * (LAYERS * layer + WIDTH + 2 * VOCABULARY * WIDTH) / GIB
     )  # all but the vision encoder
     assert found["memory per device, target sharded, GiB"] == pytest.approx(
-        use + target - split * 7 / 8
+        use + target - split * 3 / 4
     )
     assert found["fit in 80 GiB, on each and sharded"] == [True, True]
     assert not (tmp_path / "out").exists()
+    found = run(capsys, *_command(qwen_7b, tmp_path, *how, "8"))  # more than its heads
+    problem = "num_attention_heads=28 cannot be shared by 8 processes"
+    assert found["memory per device, target sharded, GiB"] == problem
+    assert found["fit in 80 GiB, on each and sharded"] == [True, False]
+    assert len(found["hours in all, on each and sharded"]) == 1
 
 
 def test_hours_follow_the_assumptions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
