@@ -148,6 +148,13 @@ def _place(options: TrainOptions, owner: Modality, processes: Processes) -> Keyw
             f"{flag(several[0])}: with several processes each has its own device "
             f"({processes.device}); drop it"
         )
+    if options.dry_run and options.placed:
+        raise ValueError(
+            f"{flag(next(iter(options.placed)))}: a plan is of the target's configuration; drop "
+            "it, or --dry-run"
+        )
+    if options.dry_run:  # nothing is loaded, so it need not fit this machine
+        return {}
     if options.shard_target:  # each process holds a share
         return {"placement": Placement(**options.placed)} if options.placed else {}
     return place(options.placed, options.target)[0]
