@@ -160,7 +160,8 @@ def _place_media(turns: list[Turn], named: list[Any], kind: str) -> tuple[list[T
 
     Items without any mark precede the user's first text.
     """
-    marks = [part for turn in turns for part in turn.parts if _is_mark(part, kind)]
+    parts = (part for turn in turns for part in turn.parts)
+    marks = [part for part in parts if isinstance(part, Mark) and part.kind == kind]
     values = [mark.value for mark in marks if mark.value is not None]
     if values and named and len(values) + len(named) != len(marks):
         raise ValueError(f"names {kind}s both in its turns and beside them; name each once")

@@ -152,7 +152,7 @@ def _calls(value: Any, role: str) -> list[Any]:
 
 def _call(value: Any) -> dict[str, Any]:
     """A call as chat templates read it, with arguments as an object."""
-    inner = value.get("function", value) if _is_object(value) else None
+    inner: Any = value.get("function", value) if _is_object(value) else None
     if not _is_object(inner) or not isinstance(inner.get("name"), str):
         raise ValueError("has a call of a tool without the name of a function; write it as OpenAI")
     arguments = inner.get("arguments")

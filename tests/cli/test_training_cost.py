@@ -141,7 +141,7 @@ class _LiveBytes(TorchDispatchMode):
     """Bytes of the tensors that operations made and that are alive, and the most there were."""
 
     def __init__(self, existing: Iterator[Tensor]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.known = {one.untyped_storage()._cdata for one in existing}
         self.live = self.peak = 0
 
@@ -184,8 +184,8 @@ def _measured_step(number: int, found: list[int]) -> Iterator[None]:
 
 def test_a_plan_is_what_a_run_takes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Memory of a step within a factor of 1.6, files within 5 percent."""
-    how = ("--answers", "data", "--steps", "2", "--every", "2", "--held-out", "1")
-    how = (*how, "--max-new-tokens", "20", "--batch", "8")
+    how = ["--answers", "data", "--steps", "2", "--every", "2", "--held-out", "1"]
+    how += ["--max-new-tokens", "20", "--batch", "8"]
     asked, peaks = _command("zoo:qwen2.5-vl", tmp_path, *how), list[int]()
     plan = run(capsys, *asked, "--dry-run")
     with _measured_step(1, peaks):

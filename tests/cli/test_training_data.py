@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from mmspec import registry
-from mmspec.cli import main, train
+from mmspec.cli import main
 from mmspec.cli.training_data import _unreadable_rows
 from mmspec.training.conversations import read_data_set
 from mmspec.training.media import Media, MediaFolders
@@ -121,7 +121,7 @@ def test_bad_rows_are_an_error_before_the_target_is_loaded(
     def load(*_: Any) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr(train.registry, "plug", load)
+    monkeypatch.setattr(registry, "plug", load)
     rows = [*_rows(), *({"prompt": "a", "image": name} for name in ("broken.png", "none.png"))]
     asked = _command(folder, tmp_path / "out", rows)
     line = fail(capsys, *asked)[1]  # files that are not there are found first
