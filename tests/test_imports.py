@@ -40,7 +40,7 @@ FLOORS = (
     ("modalities",),  # what binds a model to a recipe
     ("api", "__init__"),
     ("serving",),
-    ("bench", "edge"),
+    ("bench", "edge", "ray"),
     ("making and measuring",),  # modalities/<name>/measures: how it is judged
     ("cli",),
 )
