@@ -87,6 +87,6 @@ def is_spread(model: nn.Module) -> bool:
 
 def compiled_generation(mode: str) -> dict[str, Any]:
     """Arguments with which `generate()` compiles its steps of one token, also on a CPU."""
-    config = CompileConfig(mode=mode)
+    config: Any = CompileConfig(mode=mode)
     config._compile_all_devices = True
     return {"cache_implementation": "static", "compile_config": config}

@@ -129,10 +129,14 @@ def _prepare(case: Case, folder: Path, count: int) -> Run:
     model, served = _export(case, folder)
     requests = _requests(case, folder, count)
     target, drafter = str(folder / "target"), str(folder / "head")
-    job: vllm_engine.Job = {
-        **{"model": target, "head": drafter, "length": LENGTH, "max_tokens": MAX_TOKENS},
-        **{"requests": requests, "is_mended": case.is_mended},
-    }
+    job = vllm_engine.Job(
+        model=target,
+        head=drafter,
+        length=LENGTH,
+        max_tokens=MAX_TOKENS,
+        requests=requests,
+        is_mended=case.is_mended,
+    )
     fast = mmspec.accelerate(model, "eagle-3", drafter=served, length=LENGTH)
     return Run(job, [_decode(case, fast, one) for one in requests])
 
@@ -140,6 +144,7 @@ def _prepare(case: Case, folder: Path, count: int) -> Run:
 def _export(case: Case, folder: Path) -> tuple[Any, Eagle3Head]:
     """Write target and head for vLLM; return both, in float32."""
     model, source = zoo.load(case.target).float(), zoo.path(case.target)
+    own: Any
     if case.head is None:
         head = _train_text_head(folder)
     else:
@@ -177,8 +182,9 @@ def _begin(example: language.Example, at: int) -> str:
 
 def load_again(folder: Path) -> Eagle3Head:
     """The head as this package reads the exported folder."""
-    head: Eagle3Head = formats.convert("vllm", [folder])
-    return head.float()
+    head: Any = formats.convert("vllm", [folder])
+    loaded: Eagle3Head = head.float()
+    return loaded
 
 
 def _cut_vocabulary(head: Eagle3Head) -> Eagle3Head:
@@ -186,7 +192,8 @@ def _cut_vocabulary(head: Eagle3Head) -> Eagle3Head:
     config = deepcopy(head.config)
     kept = torch.tensor([one for one in range(config.vocab_size) if one % 9 != 8])
     config.draft_vocab_size = len(kept)
-    cut = Eagle3Head(config).train(False)
+    cut = Eagle3Head(config)
+    cut.train(False)
     weights = head.state_dict()
     cut.load_state_dict(
         {**weights, "lm_head.weight": weights["lm_head.weight"][kept]}, strict=False

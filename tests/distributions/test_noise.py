@@ -277,7 +277,7 @@ def test_rows_that_join_a_batch_keep_the_noise_they_have_alone() -> None:
     lanes = torch.arange(6).view(2, 3)
     for step in (6, 9):
         now = batch.at_round(step)
-        flips = now.prepare_flips(lanes)(1, torch.full((3, 2), 0.5))
+        flips = now.prepare_flips(lanes)((1,), torch.full((3, 2), 0.5))
         for row, (alone, start) in enumerate(((third, 5), (second, 3))):
             own = alone.at_round(step - start)
             one = slice(row, row + 1)
@@ -288,5 +288,5 @@ def test_rows_that_join_a_batch_keep_the_noise_they_have_alone() -> None:
                 now.fresh_keys(Lane.DRAFT, index).uniform()[one],
                 own.fresh_keys(Lane.DRAFT, index).uniform(),
             )
-            alone_flips = own.prepare_flips(lanes)(1, torch.full((3, 1), 0.5))
+            alone_flips = own.prepare_flips(lanes)((1,), torch.full((3, 1), 0.5))
             assert_close(flips[:, one], alone_flips)

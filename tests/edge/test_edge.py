@@ -23,7 +23,8 @@ from torch import Tensor
 import mmspec
 from mmspec.edge import messages
 from mmspec.edge.device import connect, link_of
-from mmspec.edge.service import Service, create_app, create_server, serve
+from mmspec.edge.service import Service, create_app, serve
+from mmspec.serving.limits import create_server
 from tests import toys
 from tests.modalities.speech import recognisers
 from tests.modalities.speech.recognition.test_plug import moonshine

@@ -311,7 +311,7 @@ def test_it_drafts_as_transformers_does(family: str, tmp_path: Path) -> None:
     head = write_checkpoint(family, tmp_path)
     file = tmp_path / "config.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "num_nextn_predict_layers": 1}))
-    target = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
+    target: Any = hf.AutoModelForCausalLM.from_pretrained(tmp_path)
     given = {"input_ids": requests(family, 1)["input_ids"]}
     example, _ = greedy_example(target, given, 48)
     train_head(EAGLE, backbone(target), head, endless(example), 150, rate=5e-3)
