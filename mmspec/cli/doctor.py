@@ -89,7 +89,12 @@ def _examine_placement(
         sizes.append("unknown" if size is None else format_bytes(size))
         if free is not None:
             places.append(f"{format_bytes(free)} free on {one.torch_device}")
-    return Finding("weights in memory", *sizes, remark=", ".join(dict.fromkeys(places)))
+    return Finding(
+        "weights in memory",
+        sizes[0],
+        sizes[-1] if drafter else None,
+        remark=", ".join(dict.fromkeys(places)),
+    )
 
 
 def survey(json: bool) -> None:

@@ -272,7 +272,7 @@ def _quantization(name: str, has_cuda: bool) -> Any:
         return TorchAoConfig(quantization.Int4WeightOnlyConfig(**packing))
     groups = quantization.PerGroup(GROUP)
     return TorchAoConfig(
-        quantization.IntxWeightOnlyConfig(weight_dtype=torch.int4, granularity=groups)
+        quantization.IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=groups)
     )
 
 
