@@ -29,7 +29,7 @@ class Pretended(Tensor):
 
     @staticmethod
     def __new__(cls, data: Tensor, device: torch.device) -> Pretended:
-        made: Any = Tensor._make_wrapper_subclass(  # type: ignore[attr-defined]
+        made: Any = Tensor._make_wrapper_subclass(
             cls,
             data.shape,
             strides=data.stride(),
@@ -41,11 +41,13 @@ class Pretended(Tensor):
         found: Pretended = made
         return found
 
-    def __repr__(self, **_: Any) -> str:
+    def __repr__(self, *, tensor_contents: object = None) -> str:
         return f"Pretended({self.data_here!r}, {self.device})"
 
     @classmethod
-    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(  # type: ignore[override]
+        cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         return _dispatch(func, args, kwargs or {}, Counter())
 
 
@@ -53,7 +55,7 @@ class PretendDevices(TorchDispatchMode):
     """Runs operations of pretended tensors; counts reads by the host and transfers, by name."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.transfers = Counter[str]()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -64,7 +66,7 @@ class _Constructors(TorchFunctionMode):
     """Makes tensors of Python values here first: torch drops the values for the meta device."""
 
     def __init__(self, transfers: Counter[str]) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.transfers = transfers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -1,5 +1,7 @@
 """The cache of transformers is found under its name in 5.23 and in 5.24; devices of hooks."""
 
+from typing import Any
+
 import pytest
 import torch
 import transformers as hf
@@ -65,7 +67,7 @@ def test_offloaded_weights_come_to_the_device_of_their_hook() -> None:
 
 
 def test_maps_of_one_device_are_not_spread() -> None:
-    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    model: Any = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
     assert not is_spread(model)
     assert not is_spread(dispatch_model(model, {"": "cpu"}, force_hooks=True))
     model.hf_device_map = {"0": "cpu", "1": "disk"}

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-import mmspec
 from mmspec import zoo
 from mmspec.ray import Generate
+from mmspec.serving.chat import Part, Turn
 from mmspec.zoo import bundled_scene
 
 PROMPTS = [f"what is there, {number}" for number in range(12)]
@@ -41,7 +41,7 @@ def test_rows_have_the_answers_of_generate(generate: Generate) -> None:
     assert with_path["text"][0] == found["text"][1]  # bytes and paths are the same picture
     assert list(found["id"]) == [0, 1, 2]
     model, chat = zoo.load("llava"), generate.chat
-    turn = mmspec.ray.Turn("user", (mmspec.ray.Part("text", PROMPTS[2]),))
+    turn = Turn("user", (Part("text", PROMPTS[2]),))
     out = model.generate(**chat.make_inputs([turn]), **SETTINGS, do_sample=False)[0]
     new = out[-found["num_tokens"][2] :]
     assert chat.tokenizer.decode(new, skip_special_tokens=True) == found["text"][2]

@@ -26,6 +26,7 @@ TOP_LEVEL = {  # names of `mmspec`, and the modules that define them
     "Accelerated": "mmspec.accelerated",
     "load": "mmspec.api",
     "decode_plain": "mmspec.api",
+    "Engine": "mmspec.serving.engine",
     "Output": "mmspec.modalities.common.text_generation",
     "Stats": "mmspec.stats",
     "Recipe": "mmspec.recipe",

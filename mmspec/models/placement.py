@@ -159,7 +159,7 @@ def parse_device(name: str | None) -> torch.device:
         torch.empty(0, device=place).cpu()  # which the meta device refuses
     except (RuntimeError, AssertionError, ModuleNotFoundError, NotImplementedError) as error:
         raise ValueError(
-            f"device={name!r} is not available; here are {', '.join(list_devices())}"
+            f"device={name!r} is not available; give one of: {', '.join(list_devices())}"
         ) from error
     return place
 

@@ -90,11 +90,13 @@ def load(source: str | Path, placement: Placement = ANYWHERE) -> MarForImageGene
     dtype = placement.torch_dtype
     if str(source).startswith("zoo:"):
         found: MarForImageGeneration = zoo.load(str(source).removeprefix("zoo:"), dtype)
-        return placement.finish(found)
+        placed: MarForImageGeneration = placement.finish(found)
+        return placed
     if not (Path(source) / "config.json").exists():
         raise ValueError(f"{source} is not a folder of a MAR model; give one, or zoo:NAME")
     model: MarForImageGeneration = load_model(MarForImageGeneration, source, "MAR model", dtype)
-    return placement.finish(model)
+    placed = placement.finish(model)
+    return placed
 
 
 def _normalise_name(name: str) -> str:

@@ -60,7 +60,7 @@ def test_modalities_refuse_what_they_do_not_honour(modality: str) -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (("--device", "cuda:99"), "device='cuda:99' is not available; here are cpu"),
+        (("--device", "cuda:99"), "device='cuda:99' is not available; give one of: cpu"),
         (("--dtype", "float99"), "dtype='float99' is no floating dtype"),
         (("--drafter-device", "warp"), "device='warp' is not available"),
         (("--drafter-device", "cpu", "--recipe", "prompt-lookup"), "no draft model is loaded"),
@@ -128,7 +128,7 @@ def test_doctor_reports_memory_before_loading(
     assert "free on cpu" in line["remark"]
     monkeypatch.setattr(footprint, "free_bytes", lambda device: 1)
     assert "for weights, and cpu has" in fail_doctor(capsys, "zoo:llava")
-    assert "here are cpu" in fail_doctor(capsys, "zoo:llava", "--device", "cuda:99")
+    assert "give one of: cpu" in fail_doctor(capsys, "zoo:llava", "--device", "cuda:99")
 
 
 def fail_doctor(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:

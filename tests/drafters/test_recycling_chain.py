@@ -184,8 +184,8 @@ class _ScriptedTarget:
             finished=(False,),
             device=torch.device("cpu"),
             noise=None,
-            request=SimpleNamespace(max_new_tokens=100),
-            num_generated=lambda row: len(emitted),
+            request=SimpleNamespace(row_limits=None),
+            num_left=lambda row: 100 - len(emitted),
             position=lambda: torch.tensor([[len(emitted)]]),
             sampling=SimpleNamespace(needs_prefix=False),
         )

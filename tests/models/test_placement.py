@@ -23,8 +23,8 @@ IDS = torch.tensor([[7, 8, 9, 7, 8, 9, 10, 11]])
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"device": "warp"}, r"device='warp' is not available; here are cpu"),
-        ({"device": "cuda:99"}, r"device='cuda:99' is not available; here are cpu"),
+        ({"device": "warp"}, r"device='warp' is not available; give one of: cpu"),
+        ({"device": "cuda:99"}, r"device='cuda:99' is not available; give one of: cpu"),
         ({"device": "meta"}, r"device='meta' is not available"),
         ({"dtype": "float99"}, r"dtype='float99' is no floating dtype; give float32, bfloat16"),
         ({"dtype": "int8"}, r"no floating dtype.*or quantize='int8'"),

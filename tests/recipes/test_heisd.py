@@ -61,6 +61,9 @@ class _Context:
     def num_generated(self, row: int) -> int:
         return self._num_generated
 
+    def num_left(self, row: int) -> int:
+        return int(self.request.max_new_tokens) - self._num_generated
+
     def empty_draft(self) -> Draft:
         return Draft.empty(1, self.device)
 

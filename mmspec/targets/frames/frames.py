@@ -197,3 +197,7 @@ class FrameStop:
             if bool(ended[first]):
                 return int(first) + 1, True
         return kept, kept >= left
+
+    def handle_broken(self, row: int, error: ValueError) -> None:
+        """As `Stop.handle_broken`: raises the error."""
+        raise error

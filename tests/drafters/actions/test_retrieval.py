@@ -31,6 +31,7 @@ def context(num_generated: int = 0, room: int = 7, **shared: Any) -> Any:
         finished=(False,),
         device=torch.device("cpu"),
         request=SimpleNamespace(max_new_tokens=room),
+        num_left=lambda row: room - num_generated,
         shared=shared,
         num_generated=lambda row: num_generated,
         empty_draft=lambda: Draft.empty(1, torch.device("cpu")),
