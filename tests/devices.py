@@ -41,7 +41,7 @@ class Pretended(Tensor):
         found: Pretended = made
         return found
 
-    def __repr__(self, *, tensor_contents: object = None) -> str:
+    def __repr__(self, **_: Any) -> str:  # type: ignore[override]
         return f"Pretended({self.data_here!r}, {self.device})"
 
     @classmethod
@@ -66,7 +66,7 @@ class _Constructors(TorchFunctionMode):
     """Makes tensors of Python values here first: torch drops the values for the meta device."""
 
     def __init__(self, transfers: Counter[str]) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.transfers = transfers
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

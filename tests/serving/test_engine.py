@@ -254,7 +254,7 @@ def test_a_drafter_that_fails_ends_no_request(monkeypatch: pytest.MonkeyPatch) -
     propose, calls = Autoregressive.propose, iter(range(1000))
 
     def fail_once(self: Any, context: Any, state: Any) -> Any:
-        if context.batch > 1 and next(calls) == 2:
+        if context.batch > 1 and next(calls) == 0:
             raise RuntimeError("out of ideas")
         return propose(self, context, state)
 
