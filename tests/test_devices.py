@@ -9,9 +9,11 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from transformers import LlamaConfig
 
 import mmspec
 from mmspec import zoo
+from mmspec.targets.cache import SlotCache
 from tests.devices import FIRST, SECOND, Pretended, pretend_devices, put, read_back
 
 NEW = 12
@@ -108,3 +110,32 @@ def test_tensors_of_two_devices_are_refused() -> None:
         for wrong in (other, torch.ones(3)):
             with pytest.raises(RuntimeError, match="tensors on several devices"):
                 _ = one + wrong
+
+
+@torch.no_grad()
+def test_layers_of_two_devices_are_written_and_moved_where_they_lie() -> None:
+    """A map over two devices; the plan of slots lies on the first of them."""
+    config = LlamaConfig(num_hidden_layers=2, hidden_size=8, num_attention_heads=2)
+
+    def fill(places: tuple[torch.device, torch.device], device: torch.device) -> list[Tensor]:
+        cache, states = SlotCache(config, 16), torch.arange(64.0).view(2, 2, 4, 4)
+        made = [torch.zeros(0), torch.zeros(0)]
+        for slots in (None, [[4, 5, 6, 7], [2, 3, 4, 5]]):
+            if slots is None:
+                cache.plan_uniform(0, 4)
+            else:
+                cache.plan_rows(torch.tensor(slots, device=device), 8)
+            for layer, place in enumerate(places):
+                own = states if place.type == "cpu" else Pretended(states, place)
+                cache.update(own, own + layer, layer)
+        source, target = (torch.tensor([[3], [1]], device=device) - one for one in (0, 1))
+        cache.move(source, target)
+        for layer, place in enumerate(places):
+            made[layer] = read_back(cache.layers[layer].values)
+            assert cache.layers[layer].values.device == place
+        return made
+
+    expected = fill((torch.device("cpu"),) * 2, torch.device("cpu"))
+    with pretend_devices():
+        found = fill((FIRST, SECOND), FIRST)
+    assert all(map(torch.equal, found, expected))

@@ -144,7 +144,8 @@ class SlotCache(Cache):
         rows = torch.arange(source.shape[0], device=source.device)[:, None]
         pool = self.plan.pool.buffer
         if pool is not None:  # (2 layers, B, heads, capacity, width)
-            pool[:, rows, :, target] = pool[:, rows, :, source]
+            at, old, new = (one.to(pool.device) for one in (rows, source, target))
+            pool[:, at, :, new] = pool[:, at, :, old]
         for layer in self.layers:
             if isinstance(layer, SlotLayer) and layer.is_initialized and not layer.is_pooled:
                 layer.move(rows, source, target)

@@ -152,7 +152,9 @@ class SlotLayer(CacheLayerMixin):
         if plan.slots is None:
             buffer[:, :, plan.start : plan.start + states.shape[2]] = states
         else:
-            buffer[plan.rows, :, plan.slots] = states.transpose(1, 2)
+            assert plan.rows is not None
+            rows, slots = plan.rows.to(buffer.device), plan.slots.to(buffer.device)
+            buffer[rows, :, slots] = states.transpose(1, 2)
 
     def buffer_names(self) -> list[str]:
         """Names of the allocated slot buffers."""
@@ -172,6 +174,7 @@ class SlotLayer(CacheLayerMixin):
         """Copy slots within each row; the read is complete before the write, so overlap is safe."""
         for name in self.buffer_names():
             buffer = getattr(self, name)
+            rows, source, target = (one.to(buffer.device) for one in (rows, source, target))
             buffer[rows, :, target] = buffer[rows, :, source]
 
     def copy_rows(self, other: SlotLayer, rows: slice) -> None:
