@@ -80,6 +80,7 @@ def test_generate_compiles_with_these_arguments_on_every_device() -> None:
     config = hf.GenerationConfig(**made)
     model = toys.model("llama")
     cache = hf.StaticCache(model.config, max_cache_len=8)
-    assert model._valid_auto_compile_criteria({"past_key_values": cache}, config)
+    given = {"past_key_values": cache, "cache": cache}  # the second name from transformers 5.24 on
+    assert model._valid_auto_compile_criteria(given, config)
     config.compile_config = hf.CompileConfig(mode="default")
-    assert not model._valid_auto_compile_criteria({"past_key_values": cache}, config)
+    assert not model._valid_auto_compile_criteria(given, config)
