@@ -60,6 +60,20 @@ def test_a_feature_head_is_recorded_on_a_cache_of_its_own() -> None:
     replay(tape, torch.device("cpu"))
 
 
+@pytest.mark.parametrize("recipe", ["dflash", "p-eagle"])
+def test_the_cache_of_a_parallel_head_is_recorded(recipe: str) -> None:
+    """A replay writes to copies: the cache of the run is not part of the tape."""
+    model = toys.model("llava")
+    head = random_drafter(recipes.get(recipe), model)
+    fast = skip_checks(mmspec.accelerate(model, recipe, drafter=head))
+    with record_forwards(fast) as tape:
+        fast.generate(**toys.inputs("llava"), max_new_tokens=ROOM)
+    calls = [call for call in tape.forwards if call.module is head]
+    assert calls
+    assert all(call.cache == 1 for call in calls)
+    replay(tape, torch.device("cpu"))
+
+
 def test_a_replay_computes_what_the_run_computed() -> None:
     target = toys.model("llava")
     fast = skip_checks(mmspec.accelerate(target, "plain"))

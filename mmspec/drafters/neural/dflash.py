@@ -135,7 +135,7 @@ class DFlashDraft(DraftModel):
             self.backbone.embed(layout.tokens),
             mask,
             self._axes(state, positions),
-            state.memory.cache,
+            past_key_values=state.memory.cache,
         )
         logits = self.head.logits(out[:, 1:], self.backbone.head)
         return self.head.expand_logits(guided_logits(context, logits))
