@@ -11,7 +11,7 @@ from mmspec.cli.output import print_error
 from mmspec.cli.training_examples import MIN_TOKENS, ResponseOptions, reason_to_skip
 from mmspec.modality import Teacher
 from mmspec.training.conversations import Question
-from mmspec.training.endpoint import ChatEndpoint, Completion, RequestRefused, chat_request
+from mmspec.training.endpoint import ChatEndpoint, EndpointAnswer, RequestRefused, chat_request
 from mmspec.training.responses import NumberedQuestions, Response
 
 TOLERANCE = 0.1  # of the number of tokens of an answer, which may be split in other ways
@@ -43,7 +43,7 @@ class EndpointCollector:
     def __call__(self, batches: Iterable[NumberedQuestions]) -> Iterator[Sequence[Response]]:
         """Yield one response per question, as they arrive."""
         self.endpoint = self.endpoint.with_model()
-        pending: dict[Future[Completion], _Request] = {}
+        pending: dict[Future[EndpointAnswer], _Request] = {}
         pool = ThreadPoolExecutor(self.concurrency)
         try:
             for ((number, question),) in batches:
@@ -102,7 +102,7 @@ class EndpointCollector:
         if failure is not None:
             raise failure
 
-    def _respond(self, request: _Request, answer: Completion) -> Response:
+    def _respond(self, request: _Request, answer: EndpointAnswer) -> Response:
         tokens, place = self._tokenize(request, answer), request.question.place
         if not self.has_answered and answer.num_prompt_tokens not in (None, request.size):
             print_error(
@@ -116,7 +116,7 @@ class EndpointCollector:
             return Response(request.number, request.size, skipped=reason)
         return Response(request.number, request.size, tuple(tokens))
 
-    def _tokenize(self, request: _Request, answer: Completion) -> list[int]:
+    def _tokenize(self, request: _Request, answer: EndpointAnswer) -> list[int]:
         """The tokens of an answer. Raises RequestRefused where they are not what was generated."""
         tokens = self.teacher.tokens(answer.text)
         if answer.is_cut and tokens[-1:] and tokens[-1] in self.teacher.end_ids:

@@ -86,6 +86,15 @@ def create_app(served: Served, token: str | None = None) -> Any:
     add("GET", "/health", health, is_open=True)
     add("GET", "/metrics", metrics)
     add("GET", "/v1/models", models)
-    for path, handle in served.routes.handlers().items():
+    handlers = served.routes.handlers()
+    for path, handle in handlers.items():
         add("POST", path, handle)
+    paths = ", ".join(("/v1/models", "/metrics", "/health", *handlers))
+
+    async def unknown(request: Any, _: Exception) -> Any:
+        path = f"{request.method} {request.url.path}"
+        message = f"{path} is not served for {served.name}; call one of: {paths}"
+        return make_error(ApiError(404, message, "not_found"))
+
+    app.add_exception_handler(404, unknown)
     return app

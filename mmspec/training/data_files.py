@@ -24,7 +24,7 @@ _CHUNK = 1 << 20  # characters of an array that are read at once
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class DataRow:
     """A row as it is in the data."""
 
     place: str  # file:line
@@ -81,13 +81,13 @@ def hash_data(data: Path) -> str:
     return sha.hexdigest()
 
 
-def read_rows(data: Path) -> Iterator[Row | BadRow]:
+def read_rows(data: Path) -> Iterator[DataRow | BadRow]:
     """Yield all rows of a file or a folder. Raises ValueError for damaged files."""
     for file in find_data_files(data):
         check_is_file(file)
         if file.suffix == ".parquet":
             for number, content in enumerate(read_parquet(file), 1):
-                yield Row(f"{file}:{number}", content)
+                yield DataRow(f"{file}:{number}", content)
         elif file.suffix not in KINDS:
             yield _image_row(file)
         elif file.suffix == ".json" and not _has_json_lines(file):
@@ -96,17 +96,17 @@ def read_rows(data: Path) -> Iterator[Row | BadRow]:
             yield from _line_rows(file)
 
 
-def _image_row(file: Path) -> Row | BadRow:
+def _image_row(file: Path) -> DataRow | BadRow:
     """An image with its prompt in a text file."""
     text = file.with_suffix(".txt")
     try:
         prompt = text.read_text(encoding="utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         return BadRow(str(text), f"cannot be read as UTF-8 text ({error})")
-    return Row(str(file), {"prompt": prompt, "image": file.name})
+    return DataRow(str(file), {"prompt": prompt, "image": file.name})
 
 
-def _line_rows(file: Path) -> Iterator[Row | BadRow]:
+def _line_rows(file: Path) -> Iterator[DataRow | BadRow]:
     with file.open("rb") as stream:
         bounded = iter(partial(stream.readline, MAX_LINE_BYTES + 1), b"")
         for number, line in enumerate(bounded, 1):
@@ -123,9 +123,9 @@ def _line_rows(file: Path) -> Iterator[Row | BadRow]:
                     yield BadRow(place, f"is not JSON ({error}); correct that line")
 
 
-def _row(place: str, content: Any) -> Row | BadRow:
+def _row(place: str, content: Any) -> DataRow | BadRow:
     if isinstance(content, Mapping):
-        return Row(place, content)
+        return DataRow(place, content)
     return BadRow(place, f"is a {type(content).__name__}, not an object; correct it")
 
 
@@ -144,7 +144,7 @@ def _has_json_lines(file: Path) -> bool:
     return True
 
 
-def _array_rows(file: Path) -> Iterator[Row | BadRow]:
+def _array_rows(file: Path) -> Iterator[DataRow | BadRow]:
     """Yield the elements of a JSON array; a place is the line of the element's first character."""
     try:
         with file.open(encoding="utf-8-sig", newline="") as stream:
@@ -161,7 +161,7 @@ class _ArrayReader:
         self.text, self.at, self.line = "", 0, 1
         self.decoder = json.JSONDecoder()
 
-    def rows(self) -> Iterator[Row | BadRow]:
+    def rows(self) -> Iterator[DataRow | BadRow]:
         self._expect("[")
         if self._peek() == "]":
             self.at += 1
@@ -173,7 +173,7 @@ class _ArrayReader:
         if self._peek():
             raise self._error("text after the end of the array")
 
-    def _element(self, number: int) -> Row | BadRow:
+    def _element(self, number: int) -> DataRow | BadRow:
         """Decode the next element, of which more text is read until it is complete."""
         self._peek()
         place, size = f"{self.file}:{self.line} (row {number})", _CHUNK

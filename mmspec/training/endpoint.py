@@ -37,7 +37,7 @@ class RequestRefused(ValueError):
 
 
 @dataclass(frozen=True)
-class Completion:
+class EndpointAnswer:
     """An answer of the server."""
 
     text: str
@@ -84,7 +84,7 @@ class ChatEndpoint:
             )
         return replace(self, model=names[0])
 
-    def complete(self, **request: Any) -> Completion:
+    def complete(self, **request: Any) -> EndpointAnswer:
         """Request one answer; busy servers and broken connections are tried again.
 
         Raises RequestRefused for one request, ConnectionError for a server that does not answer in
@@ -103,7 +103,7 @@ class ChatEndpoint:
         if reason not in ("stop", "length", None):
             raise RequestRefused(f"{self.url} ended an answer by {reason!r}")
         sizes = [one if isinstance(one, int) else None for one in counts]
-        return Completion(text or "", reason == "length", *sizes)
+        return EndpointAnswer(text or "", reason == "length", *sizes)
 
     def _request(self, path: str, body: bytes | None) -> Any:
         """The JSON of a response, after as many tries as needed."""

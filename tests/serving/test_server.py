@@ -252,6 +252,15 @@ def test_who_may_call_and_what_is_served(server: Server) -> None:
         server.get("/metrics", "wrong")
 
 
+def test_other_paths_name_what_is_served(server: Server) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        server.get("/v1/audio/speech")
+    assert caught.value.code == 404
+    message = json.loads(caught.value.read())["error"]["message"]
+    assert "/v1/audio/speech is not served for zoo:llava" in message
+    assert "/v1/chat/completions" in message
+
+
 def test_metrics_count_what_was_done(loaded: LoadedModels) -> None:
     with running(loaded) as server:
         usage = server.chat().usage

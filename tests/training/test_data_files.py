@@ -14,7 +14,7 @@ from PIL import Image
 
 from mmspec.training import data_files
 from mmspec.training.conversations import read_data_set
-from mmspec.training.data_files import Row, hash_data, read_rows
+from mmspec.training.data_files import DataRow, hash_data, read_rows
 from mmspec.training.media import MediaFolders
 
 ROWS = [{"prompt": f"number {at} äß", "n": at} for at in range(50)]
@@ -29,7 +29,7 @@ def test_an_array_is_read_in_pieces(
     file = tmp_path / "a.json"
     file.write_text("\ufeff " + json.dumps(ROWS, indent=indent, ensure_ascii=False) + "\n")
     found = list(read_rows(file))
-    assert [one.content for one in found if isinstance(one, Row)] == ROWS
+    assert [one.content for one in found if isinstance(one, DataRow)] == ROWS
     lines = [2 + 4 * at for at in range(50)] if indent else [1] * 50
     assert [one.place for one in found] == [
         f"{file}:{line} (row {number})" for number, line in enumerate(lines, 1)
@@ -71,7 +71,7 @@ def test_any_damage_of_an_array_is_an_error_or_bad_rows(tmp_path: Path) -> None:
 def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
     file = tmp_path / "a.json"
     file.write_text("\n".join(map(json.dumps, ROWS)))
-    assert [one.content for one in read_rows(file) if isinstance(one, Row)] == ROWS
+    assert [one.content for one in read_rows(file) if isinstance(one, DataRow)] == ROWS
     assert [one.place for one in read_rows(tmp_path)] == [f"{file}:{n}" for n in range(1, 51)]
     before = hash_data(file)
     file.write_text("\n".join(map(json.dumps, ROWS[1:])))
