@@ -26,6 +26,7 @@ class Pretended(Tensor):
     """A tensor on a pretended device; `data_here` holds its values."""
 
     data_here: Tensor
+    lacks_float64 = False  # as Apple's GPUs do
 
     @staticmethod
     def __new__(cls, data: Tensor, device: torch.device) -> Pretended:

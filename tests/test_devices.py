@@ -86,6 +86,39 @@ def test_models_decode_on_their_devices_as_on_the_cpu(
     assert abs(out.stats.target_calls - calls) <= 1  # kernels differ in rounding, so trees may
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("recipe", "drafter"),
+    [
+        ("coupled", "llava-drafter"),
+        ("speculative-sampling", "llava-drafter"),
+        ("dynamic-tree", "llava-drafter"),
+        ("recursive-rejection", "llava-drafter"),
+        ("block", "llava-drafter"),
+        ("traversal", "llava-drafter"),
+        ("eagle-3", "llava-eagle3"),
+        ("sjd", None),
+        ("prompt-lookup", None),
+    ],
+)
+def test_sampling_needs_no_float64(
+    recipe: str, drafter: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a device without it, as Apple's GPUs, requests of both kinds run to their end."""
+    monkeypatch.setattr("mmspec.targets.tokens.context._check_kind", lambda *_: None)  # meta
+    monkeypatch.setattr("mmspec.distributions.noise._FLOAT64", {})
+    monkeypatch.setattr(Pretended, "lacks_float64", True)
+    model, small = put(zoo.load("llava"), FIRST), load(drafter)
+    small = None if small is None else put(small, FIRST)
+    with pretend_devices(), torch.no_grad():
+        fast = mmspec.accelerate(model, recipe, drafter=small, check=False)
+        inputs = {name: Pretended(one, FIRST) for name, one in request(2).items()}
+        for sampling in ({"do_sample": True, "top_p": 0.9, "seed": 1}, {"do_sample": False}):
+            out = fast.generate(**inputs, max_new_tokens=NEW, **sampling)
+            assert out.stats.fallback is None
+            assert out.sequences.device == FIRST
+
+
 @pytest.mark.parametrize("recipe", ["pearl", "tabed"])
 def test_recipes_that_need_one_device_say_so(recipe: str) -> None:
     model, small = put(zoo.load("llava"), FIRST), put(zoo.load("llava-drafter"), SECOND)

@@ -168,7 +168,7 @@ def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) 
 
     Weights need not be normalised. Cheaper than Gumbel noise where no coupling is needed.
     """
-    mass = weights.double().cumsum(-1)
+    mass = weights.to(torch.promote_types(weights.dtype, uniform.dtype)).cumsum(-1)
     place = (uniform * mass[..., -1:]).expand(*mass.shape[:-1], -1).contiguous()
     return torch.searchsorted(mass, place, right=True).clamp_max(weights.shape[-1] - 1)
 

@@ -51,7 +51,7 @@ class Keys:
 
     key: Tensor  # (...) int64
 
-    def uniform(self, *event: int) -> Tensor:  # (..., *event) float64 in (0, 1)
+    def uniform(self, *event: int) -> Tensor:  # (..., *event) in (0, 1), as wide as the device has
         count = math.prod(event)
         if not event:
             return _unit(_hash(self.key))
@@ -59,7 +59,7 @@ class Keys:
         return _unit(_hash(self.key[..., None] + index * _GOLDEN)).reshape(*self.key.shape, *event)
 
     def gumbel(self, size: int) -> Tensor:  # (..., size) float32
-        """Standard Gumbel noise, computed in float64 so that both tails keep full precision."""
+        """Standard Gumbel noise. Its upper tail comes from small uniforms, which are precise."""
         return torch.log1p(self.uniform(size).neg_()).neg_().log_().neg_().float()
 
     def normal(self, *event: int) -> Tensor:  # (..., *event) float32
@@ -157,7 +157,26 @@ def _hash(key: Tensor) -> Tensor:
 
 
 def _unit(key: Tensor) -> Tensor:
-    return (key >> 11).bitwise_and_(0x1FFFFFFFFFFFFF).double().add_(0.5).mul_(2.0**-53)
+    """Uniforms of 53 bits in float64; in float32, 24 bits of precision at any size above 2^-54."""
+    bits = (key >> 11).bitwise_and_(0x1FFFFFFFFFFFFF)
+    if has_float64(key.device):
+        return bits.double().add_(0.5).mul_(2.0**-53)
+    return bits.float().add_(0.5).mul_(2.0**-53).clamp_max_(1 - 2.0**-24)
+
+
+_FLOAT64: dict[str, bool] = {}  # by type of device
+
+
+def has_float64(device: torch.device) -> bool:
+    """Whether tensors of a device can be float64, found by making one: not on Apple's GPUs."""
+    if device.type not in _FLOAT64:
+        try:
+            torch.ones((), dtype=torch.float64, device=device)
+        except (TypeError, RuntimeError):
+            _FLOAT64[device.type] = False
+        else:
+            _FLOAT64[device.type] = True
+    return _FLOAT64[device.type]
 
 
 def _scalar_hash(value: int) -> int:

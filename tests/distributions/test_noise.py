@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
+from mmspec.distributions import noise as noise_module
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import KeyedNoise, Keys, Lane
 
@@ -290,3 +291,17 @@ def test_rows_that_join_a_batch_keep_the_noise_they_have_alone() -> None:
             )
             alone_flips = own.prepare_flips(lanes)((1,), torch.full((3, 1), 0.5))
             assert_close(flips[:, one], alone_flips)
+
+
+def test_uniforms_of_float32_are_those_of_float64(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rounded to float32 at any size, so that large Gumbel values keep their precision."""
+    keys = Keys(torch.arange(200_000))
+    wide, gumbel = keys.uniform(), keys.gumbel(8)
+    monkeypatch.setitem(noise_module._FLOAT64, "cpu", False)
+    narrow, values = keys.uniform(), keys.gumbel(8)
+    assert narrow.dtype == torch.float32
+    assert ((narrow.double() - wide).abs() <= wide * 2.0**-23).all()
+    assert values.isfinite().all()
+    assert_close(values[gumbel > 0], gumbel[gumbel > 0], atol=1e-6, rtol=1e-5)
+    largest = noise_module._unit(torch.tensor([-1, 0]))
+    assert ((largest > 0) & (largest < 1)).all()

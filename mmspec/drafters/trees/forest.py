@@ -150,7 +150,7 @@ class Forest:
         # from the scores: a point mass would make a greedy drafter always certain
         sure = distribution.scores.float().softmax(-1).amax(-1)
         weights = ranking(distribution, self.kind, self.context.noise, position).gather(-1, tokens)
-        read = torch.cat((tokens.double(), weights.double(), sure.double()[..., None]), -1).tolist()
+        read = torch.cat((tokens.to(weights.dtype), weights, sure[..., None]), -1).tolist()
         return [[self._next_tokens_of(values) for values in row] for row in read]
 
     def _next_tokens_of(self, values: Sequence[float]) -> NextTokens:
