@@ -13,7 +13,6 @@ rounding of forwards over several rows.
 from __future__ import annotations
 
 import contextvars
-import heapq
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping
@@ -28,6 +27,7 @@ from mmspec.draft import Round
 from mmspec.errors import check_number
 from mmspec.serving.batch import Row, RowBatch
 from mmspec.serving.check import check_joins_rows, planning_session
+from mmspec.serving.scheduler import Limits, Scheduler
 from mmspec.serving.ticket import Completion, Counters, DeadlineExceeded, QueueFull, Ticket
 from mmspec.streaming import ThreadState, take_turns
 from mmspec.targets.rows import CannotJoin
@@ -67,22 +67,16 @@ class Engine:
         max_queue: int = 64,
         max_prompt_slots: int = 2048,
     ) -> None:
-        check_number("max_rows", max_rows, 1, whole=True, example=8)
-        check_number("max_queue", max_queue, 0, whole=True, example=64)
-        check_number("max_prompt_slots", max_prompt_slots, 1, whole=True, example=2048)
-        if max_slots is not None:
-            check_number("max_slots", max_slots, 1, whole=True, example=32768)
+        self.limits = Limits(max_rows, max_slots, max_queue, max_prompt_slots)
         self.session = planning_session(fast)
         check_joins_rows(self.session)
-        self.max_rows, self.max_slots, self.max_queue = max_rows, max_slots, max_queue
-        self.max_prompt_slots = max_prompt_slots
         self.counters = Counters()
         self._wake = threading.Condition()
-        self._queue: list[Ticket] = []
-        self._running: dict[Row, Ticket] = {}
+        self._scheduler = Scheduler[Ticket](self.limits)
+        self._tickets: dict[Row, Ticket] = {}  # of those that run
         self._batches: list[RowBatch] = []
         self._count = 0
-        self._is_closed = self._is_short_of_memory = False
+        self._is_closed = False
         self._durations: deque[float] = deque(maxlen=64)
         self._state = ThreadState()
         surroundings = contextvars.copy_context()
@@ -131,18 +125,18 @@ class Engine:
         row = Row(planned.call, on_round, logprobs)
         with self._wake:
             self._check_open()
-            if len(self._queue) >= self.max_queue + self._free_rows:
+            if not self._scheduler.has_place:
                 self.counters.refused += 1
                 raise QueueFull(
-                    f"{len(self._queue)} requests wait, which is the limit (max_queue="
-                    f"{self.max_queue}); try again later",
+                    f"{self.num_waiting} requests wait, which is the limit (max_queue="
+                    f"{self.limits.max_queue}); try again later",
                     self._estimate_wait(),
                 )
             self._count += 1
             self.counters.submitted += 1
             end = None if timeout_s is None else now + timeout_s
             ticket = Ticket(planned, row, priority, self._count, *sizes, end, now)
-            heapq.heappush(self._queue, ticket)
+            self._scheduler.push(ticket)
             self._wake.notify()
         ticket.future.add_done_callback(lambda _: self._notify())
         return ticket.future
@@ -167,12 +161,12 @@ class Engine:
     @property
     def num_waiting(self) -> int:
         """Requests whose prompt is not read yet."""
-        return len(self._queue)
+        return len(self._scheduler.waiting)
 
     @property
     def num_running(self) -> int:
         """Requests that are decoded."""
-        return len(self._running)
+        return len(self._scheduler.running)
 
     def close(self, finish: bool = True) -> None:
         """Take no further requests, and wait until those taken have ended.
@@ -181,7 +175,7 @@ class Engine:
         """
         with self._wake:
             self._is_closed = True
-            taken = [*self._queue, *self._running.values()]
+            taken = [*self._scheduler.waiting, *self._scheduler.running]
             self._wake.notify()
         if not finish:
             for ticket in taken:
@@ -193,10 +187,6 @@ class Engine:
 
     def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self.close(finish=kind is None)
-
-    @property
-    def _free_rows(self) -> int:
-        return max(self.max_rows - len(self._running), 0)
 
     def _check_open(self) -> None:
         if self._is_closed:
@@ -215,18 +205,19 @@ class Engine:
             )
         prompt: int = count_prompt_slots(call.request.inputs, call.request.past)
         slots: int = prompt + call.request.max_new_tokens + DRAFT_SLOTS
-        if self.max_slots is not None and slots > self.max_slots:
+        max_slots = self.limits.max_slots
+        if max_slots is not None and slots > max_slots:
             raise ValueError(
                 f"the request may fill {slots} slots ({prompt} of its prompt, max_new_tokens="
                 f"{call.request.max_new_tokens}, {DRAFT_SLOTS} of its draft), but max_slots="
-                f"{self.max_slots}; give a shorter prompt or fewer tokens"
+                f"{max_slots}; give a shorter prompt or fewer tokens"
             )
         return prompt, slots
 
     def _estimate_wait(self) -> float:
         """Seconds until a place in the queue is free."""
         mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
-        return max(mean / self.max_rows, 0.1)
+        return max(mean / self.limits.max_rows, 0.1)
 
     def _notify(self) -> None:
         with self._wake:
@@ -247,7 +238,7 @@ class Engine:
     def _wait_for_work(self) -> bool:
         """Wait until something is queued or runs; False once closed and empty."""
         with self._wake:
-            while not (self._queue or self._running):
+            while not (self.num_waiting or self.num_running):
                 if self._is_closed:
                     return False
                 self._wake.wait()
@@ -255,9 +246,8 @@ class Engine:
 
     def _turn(self) -> bool:
         self._drop_ended()
-        left = self.max_prompt_slots
-        while left > 0 and (ticket := self._next_ticket()) is not None:
-            left -= ticket.prompt_slots
+        self._scheduler.start_turn()
+        while (ticket := self._take_next()) is not None:
             self._begin(ticket)
         for batch in list(self._batches):
             self._step(batch)
@@ -267,15 +257,12 @@ class Engine:
         """Drop what was cancelled or is late."""
         now = monotonic()
         with self._wake:
-            ended = [t for t in self._queue if t.has_ended(now)]
-            if ended:
-                self._queue = [t for t in self._queue if t not in ended]
-                heapq.heapify(self._queue)
+            ended = self._scheduler.drop_waiting(lambda ticket: ticket.has_ended(now))
         for ticket in ended:
             self._expire(ticket)
         for batch in list(self._batches):
             for row in list(batch.rows):
-                ticket = self._running[row]
+                ticket = self._tickets[row]
                 if ticket.has_ended(now):
                     self._leave(batch, row)
                     self._expire(ticket)
@@ -292,20 +279,12 @@ class Engine:
         if ticket.fail(error):
             self.counters.expired += 1
 
-    def _next_ticket(self) -> Ticket | None:
-        """The next request that there is room for. The first one waits for its room."""
+    def _take_next(self) -> Ticket | None:
         with self._wake:
-            if not self._queue or not self._free_rows:
-                return None
-            if self._is_short_of_memory and self._running:
-                return None
-            used = sum(ticket.slots for ticket in self._running.values())
-            fits = self.max_slots is None or used + self._queue[0].slots <= self.max_slots
-            if not fits:
-                return None
-            ticket = heapq.heappop(self._queue)
-            self._running[ticket.row] = ticket
-            return ticket
+            ticket = self._scheduler.take_next()
+        if ticket is not None:
+            self._tickets[ticket.row] = ticket
+        return ticket
 
     def _begin(self, ticket: Ticket) -> None:
         """Read the prompt of a request, and let its row join a batch."""
@@ -314,13 +293,14 @@ class Engine:
         try:
             batch = RowBatch(row)
         except Exception as error:
-            del self._running[row]
-            if isinstance(error, torch.OutOfMemoryError) and self._running:
-                self._is_short_of_memory = True  # until another row leaves
+            del self._tickets[row]
+            if isinstance(error, torch.OutOfMemoryError) and self._tickets:
+                ticket.row = Row(row.call, row.observer, row.num_alternatives)
                 with self._wake:
-                    ticket.row = Row(row.call, row.observer, row.num_alternatives)
-                    heapq.heappush(self._queue, ticket)
+                    self._scheduler.put_back(ticket)
                 return
+            with self._wake:
+                self._scheduler.leave(ticket)
             self._fail(ticket, error)
             return
         self.counters.prompt_tokens += batch.num_slots
@@ -342,7 +322,7 @@ class Engine:
         except Exception as error:  # of the target or the verifier: nothing of this batch is known
             self._batches.remove(batch)
             for row in batch.rows:
-                self._fail(self._running.pop(row), error)
+                self._fail(self._release(row), error)
             return
         self.counters.rounds += 1
         self.counters.row_rounds += len(batch.rows)
@@ -358,7 +338,7 @@ class Engine:
     def _deliver(self, batch: RowBatch) -> None:
         """Let rows that have ended leave, and set their results."""
         for row in [row for row in batch.rows if row.is_finished]:
-            ticket = self._running[row]
+            ticket = self._tickets[row]
             self._leave(batch, row)
             if row.error is not None:
                 self._fail(ticket, row.error)
@@ -370,10 +350,16 @@ class Engine:
 
     def _leave(self, batch: RowBatch, row: Row) -> None:
         batch.drop(row)
-        del self._running[row]
-        self._is_short_of_memory = False
+        self._release(row)
         if not batch.rows:
             self._batches.remove(batch)
+
+    def _release(self, row: Row) -> Ticket:
+        """Give the room of a row to others."""
+        ticket = self._tickets.pop(row)
+        with self._wake:
+            self._scheduler.leave(ticket)
+        return ticket
 
     def _fail(self, ticket: Ticket, error: BaseException) -> None:
         if ticket.fail(error):
@@ -384,7 +370,7 @@ class Engine:
     def _fail_all(self, error: BaseException) -> None:
         with self._wake:
             self._is_closed = True
-            taken = [*self._queue, *self._running.values()]
-            self._queue, self._running, self._batches = [], {}, []
+            taken = self._scheduler.clear()
+            self._tickets, self._batches = {}, []
         for ticket in taken:
             self._fail(ticket, error)
