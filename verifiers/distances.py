@@ -8,11 +8,15 @@ The *over-accepted mass* E = sum of (q a - p)+ is the mass that acceptance alone
 is a lower bound of the distance between out and p for any residual; norm((p - q)+) reaches it for
 every acceptance of at least min(1, p/q) (Li et al. 2026). E is 0 for lossless rules and TV(p, q)
 where everything is accepted.
+
+A rule that knows the distance in closed form has a method `bias` (`ClosedForm`), which is then what
+a run reports.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -82,6 +86,24 @@ def over_accepted(p: Tensor, q: Tensor, accept: Tensor) -> Tensor:  # (..., V) x
 def total_variation(one: Tensor, other: Tensor) -> Tensor:  # (..., V) x2 -> (...)
     """Half the sum of absolute differences."""
     return (one - other).abs().sum(-1) / 2
+
+
+def accepted_or(p: Tensor, q: Tensor, accept: Tensor, instead: Tensor) -> Tensor:  # -> (...)
+    """Total variation between p and the output, where corrections come from `instead`.
+
+    The output is q a + (1 - sum q a) r for any acceptance a and any r that does not depend on the
+    refused token. All are (..., V).
+    """
+    kept = q * accept
+    return total_variation(kept + (1 - kept.sum(-1, keepdim=True)) * instead, p)
+
+
+@runtime_checkable
+class ClosedForm(Protocol):
+    """A rule whose distance from the target is known in closed form."""
+
+    def bias(self, p: Categorical, q: Categorical) -> Tensor:
+        """(...) total variation between p and the output of one step with drafts from q."""
 
 
 def excess(p: Tensor, q: Tensor, x: Tensor, accept: Tensor) -> Tensor:

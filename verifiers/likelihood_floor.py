@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
+from mmspec.verifiers.distances import accepted_or
 
 
 @dataclass(frozen=True)
@@ -41,3 +42,8 @@ class LikelihoodFloor:
 
     def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
         return p
+
+    def bias(self, p: Categorical, q: Categorical) -> Tensor:  # (...)
+        passed = p.scores.softmax(-1) >= self.floor
+        passed[..., list(self.unchecked)] = True
+        return accepted_or(p.probs, q.probs, passed.to(p.probs), p.probs)

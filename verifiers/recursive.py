@@ -11,7 +11,7 @@ from torch import Tensor
 from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import Flips, Lane, Noise
 from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier
-from mmspec.verifiers.distances import excess
+from mmspec.verifiers.distances import ClosedForm, excess
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import (
     Siblings,
@@ -39,7 +39,8 @@ class Recursive(Verifier):
     is a point mass on each (EAGLE-2 and 3). After a rejection p becomes the rule's residual; below
     the last node the next token comes from p. A sibling beyond the support of q counts as
     deterministic, which is also exact for Sequoia's uniform fallback. The verdict of a relaxed rule
-    has its over-accepted mass (`mmspec.verifiers.distances.excess`), summed over the tested tokens.
+    has its over-accepted mass, summed over the tested tokens: the rule's own `bias`, else
+    `mmspec.verifiers.distances.excess`.
     """
 
     rule: Rule | RuleSchedule = field(default_factory=Exact)
@@ -78,7 +79,8 @@ class Recursive(Verifier):
         q = proposals(draft, p.probs)
         x, batch = draft.tokens, torch.arange(draft.batch, device=draft.tokens.device)
         index = torch.arange(draft.nodes, device=x.device)
-        chance = rule_at_depth(self.rule, index, draft.nodes).accept(p[:, :-1], q, x)
+        rule = rule_at_depth(self.rule, index, draft.nodes)
+        chance = rule.accept(p[:, :-1], q, x)
         hits = noise.flip(chance, Lane.ACCEPT) & draft.mask
         accepted = hits.cumprod(-1)
         length = accepted.sum(-1)
@@ -93,7 +95,7 @@ class Recursive(Verifier):
         if self.lossless:
             return verdict
         tested = draft.mask & (index <= length[:, None])
-        over = excess(p.probs[:, :-1], q.probs, x, chance)
+        over = _lost_mass(rule, p[:, :-1], q, x, chance)
         return replace(verdict, excess=(over * tested).sum(-1))
 
 
@@ -112,7 +114,7 @@ def _siblings(
         drawn = proposal(q, x, kind)
         chance = torch.where(tested, rule.accept(p, drawn, x), 0)
         if not rule.lossless:
-            over = over + torch.where(tested, excess(p.probs, drawn.probs, x, chance), 0)
+            over = over + torch.where(tested, _lost_mass(rule, p, drawn, x, chance), 0)
         hit = hits((family.depth, j), chance)
         slot = torch.where(hit, j, slot)
         missed = tested & ~hit
@@ -122,3 +124,10 @@ def _siblings(
         if kind is Kind.WOR:
             q = Categorical.where(missed, Categorical.from_probs(remove_token(q.probs, x)), q)
     return slot, p.probs, over
+
+
+def _lost_mass(rule: Rule, p: Categorical, q: Categorical, x: Tensor, chance: Tensor) -> Tensor:
+    """The distance from the target that a test of x (...) adds, in closed form if known."""
+    if isinstance(rule, ClosedForm):
+        return rule.bias(p, q)
+    return excess(p.probs, q.probs, x, chance)

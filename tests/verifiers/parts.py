@@ -10,16 +10,20 @@ from mmspec.draft import Rule, RuleSchedule, Verifier
 from mmspec.verifiers.additive_tolerance import AdditiveTolerance
 from mmspec.verifiers.annealed import Annealed
 from mmspec.verifiers.block import Block
+from mmspec.verifiers.cascade import Cascade, Chow, Difference, TokenCascade
 from mmspec.verifiers.confidence_floor import ConfidenceFloor
 from mmspec.verifiers.coupled import Coupled
+from mmspec.verifiers.fuzzy import Fuzzy, kullback_leibler
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.kseq import KSeq
 from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.longest import Longest
 from mmspec.verifiers.multi_draw import MultiDraw
+from mmspec.verifiers.rank_gap import RankGap
 from mmspec.verifiers.rank_limit import RankLimit
 from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.rollback import Rollback
 from mmspec.verifiers.sample_and_match import SampleAndMatch
 from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
@@ -33,6 +37,11 @@ SETTINGS: Mapping[type, tuple[Any, ...]] = {  # rules without defaults, and thos
     AdditiveTolerance: (AdditiveTolerance(beta=0.1, exempt=(0,)),),
     RankLimit: (RankLimit(ranks=2),),
     ConfidenceFloor: (ConfidenceFloor(floor=0.4),),
+    Cascade: (Cascade(), Cascade(Chow(0.4)), Cascade(Difference(0.0))),
+    TokenCascade: (TokenCascade(alpha=0.4),),
+    Fuzzy: (Fuzzy(threshold=0.1), Fuzzy(0.3, kullback_leibler)),
+    RankGap: (RankGap(ranks=3, gap=1.0),),
+    Rollback: (Rollback(limit=1.0),),
 }
 
 
