@@ -17,8 +17,8 @@ class Surrogate(ABC):
 
     A token has exactly the distribution v, whatever T is, as long as T does not look at the drafted
     token: accepted with probability 1 - TV(v, q), and TV(v, p) away from the target. A token after
-    the last node of a draft comes from p. Deterministic proposals (`Kind.DET`) count as sampled from a
-    point mass, so v depends on them.
+    the last node of a draft comes from p. Deterministic proposals (`Kind.DET`) count as sampled
+    from a point mass, so v depends on them.
     """
 
     lossless: ClassVar[bool] = False
