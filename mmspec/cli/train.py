@@ -13,7 +13,7 @@ OUT/played/                          episodes of a policy, where --data asks for
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -37,7 +37,7 @@ from mmspec.cli.output import (
 from mmspec.cli.placement import Keywords, check_placement, place
 from mmspec.cli.training_cost import estimate_cost
 from mmspec.cli.training_data import check_rows, list_bad_rows, read_data
-from mmspec.cli.training_endpoint import EndpointCollector
+from mmspec.cli.training_endpoint import EndpointCollector, wait_for_others
 from mmspec.cli.training_examples import (
     ResponseCollector,
     ResponseOptions,
@@ -62,6 +62,7 @@ from mmspec.training.conversations import DataSet, digest
 from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, required_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
+from mmspec.training.packing import check_packing
 from mmspec.training.processes import Processes
 from mmspec.training.responses import (
     GenerateResponses,
@@ -73,6 +74,7 @@ from mmspec.training.sharding import check_sharded, sharding_options
 from mmspec.training.trackers import Trackers
 
 SHOWN = 4  # reasons for what is left out
+PADDING = "tokens per step, share of padding"
 
 
 def run(**typed: Any) -> None:
@@ -199,6 +201,8 @@ class _Training:
         assert training is not None
         head = self._head(torch.ones(reader.vocabulary, dtype=torch.int64))
         training.stages(head, options.steps, self.rate, options.muon)  # refused now
+        if options.pack is not None:
+            check_packing(training, head, options.pack)
         if options.cache is not None:
             self.tap = required_features(training, reader, head)
         given = (options, self.recipe.name, self.rate, digest(options.data, self.data.bad))
@@ -233,8 +237,10 @@ class _Training:
             seed = options.seed
             with self.processes.main_process_first():
                 self.cache = self._cache(trained_on)
-            settings = (options.batch, seed, self.cache)
+            settings = (options.batch, seed, self.cache, options.pack)
             examples = TrainingExamples(self.teacher, self.questions, trained_on, *settings)
+            tokens, padding = examples.padding()
+            self.padding = [tokens * options.accumulate, padding]
             trainer = self._trainer(examples.counts())
             self.coverage = [measure_coverage(trainer.head, one) for one in (trained_on, judged)]
             self.processes.wait()  # all have read what the first one writes from here on
@@ -278,7 +284,7 @@ class _Training:
         )
         if (endpoint := options.chat_endpoint()) is not None:
             ask = EndpointCollector(endpoint, self.teacher, settings, options.concurrency)
-            return (ask if self.processes.writes else _wait_for_others), 1
+            return (ask if self.processes.writes else wait_for_others), 1
         collector = ResponseCollector(self.model, self.teacher, settings)
         return partial(map, collector), 4 * options.batch
 
@@ -367,6 +373,7 @@ class _Training:
             "held out": len(self.judged),
             "left out": len(left_out),
             "tokens": sum(len(one.tokens) for one in trained_on),
+            PADDING: self.padding,
             "loss": last["loss"],
             "acceptance length before": first["acceptance"],
             "acceptance length": last["acceptance"],
@@ -379,11 +386,6 @@ class _Training:
         _show(found, False)
         for reason in left_out[:SHOWN]:
             print_error(f"left out: {reason}")
-
-
-def _wait_for_others(batches: Any) -> Iterator[Sequence[Response]]:
-    """Yield no response."""
-    yield from ()
 
 
 def _show(found: Mapping[str, Any], json: bool) -> None:

@@ -85,6 +85,12 @@ def train(
     steps: Annotated[int, typer.Option(min=1, max=10**8)] = 2000,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Questions per batch.")] = 8,
     accumulate: Annotated[int, typer.Option(min=1, max=4096, help="Batches per step.")] = 1,
+    pack: Annotated[
+        int | None,
+        typer.Option(
+            min=4, max=1 << 20, help="Pack the rows of a batch into sequences of so many tokens."
+        ),
+    ] = None,
     shard_target: Annotated[
         bool,
         typer.Option("--shard-target", help="Split the target's weights over all processes."),

@@ -22,6 +22,7 @@ from mmspec.cli.training_plan import TrainOptions
 from mmspec.recipe import Recipe
 from mmspec.training.conversations import Question
 from mmspec.training.feature_size import cache_bytes, required_features
+from mmspec.training.packing import check_packing, measure_padding
 from mmspec.training.sharding import find_indivisible
 
 GIB = 2**30
@@ -153,6 +154,9 @@ def estimate_cost(
     counts = torch.ones(reader.vocabulary, dtype=torch.int64)
     with torch.device("meta"):
         head = initial_head(recipe, reader, counts, options.head, options.knobs, options.seed)
+    if options.pack is not None:
+        assert recipe.training is not None
+        check_packing(recipe.training, head, options.pack)
     prompts, broken = _lengths(teacher, questions)
     model = CostModel(options, recipe, reader, head, prompts, len(questions))
     media = {one for question in questions for one in (*question.images, *question.videos)}
@@ -169,10 +173,22 @@ def estimate_cost(
         * options.batch
         * options.accumulate
         / model.questions,
+        "tokens per step, share of padding, about": estimate_padding(model),
         **estimate_memory(model),
         **estimate_disk(model),
         **estimate_hours(model),
     }
+
+
+def estimate_padding(model: CostModel) -> list[float]:
+    """Tokens per step without padding, and the share of padding, with answers of full length."""
+    options, known = model.options, sorted(model.prompts) or [0]
+    count = 8 * options.batch  # rows that batches of similar sizes are made of
+    rows = [known[at * len(known) // count] for at in range(count)]
+    sizes = [(one, min(options.max_new_tokens, max(options.max_length - one, 1))) for one in rows]
+    batches = [sizes[at : at + options.batch] for at in range(0, count, options.batch)]
+    tokens, share = measure_padding(batches, options.pack)
+    return [tokens * options.accumulate, share]
 
 
 def estimate_memory(model: CostModel) -> dict[str, Any]:
@@ -218,11 +234,15 @@ def batch_bytes(model: CostModel) -> int:
     states = tokens * width * each * 5  # embeddings, three layers and the last one
     inner = int(vars(model.reader.config).get("intermediate_size") or 4 * width)
     target = tokens * (model.cache_bytes_per_token + (3 * inner + 4 * width) * each)
-    read = tokens + answers * (model.passes - 1)
+    length, sequences = model.longest, rows
+    if options.pack is not None:
+        each = max(options.pack // length, 1)
+        length, sequences = length * each, -(-rows // each)
+    read = sequences * length + answers * (model.passes - 1)
     layers = sum(one.in_features + one.out_features for one in model.linear_layers)
     vocabulary = model.draft_vocabulary * model.num_outputs
     logits = answers * (vocabulary * model.passes * 8 + model.reader.vocabulary * each)
-    masks = rows * model.longest**2 * 4 + answers * model.longest * 4 * model.passes
+    masks = sequences * length**2 * 4 + answers * length * 4 * model.passes
     learned = read * layers * own + logits + masks
     return int(states + max(target, learned))
 

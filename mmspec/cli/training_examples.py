@@ -22,6 +22,7 @@ from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.fitting import TrainingProgress
 from mmspec.training.head_trainer import ShuffledBatches
 from mmspec.training.heads import TrainingExample, cache_outputs
+from mmspec.training.packing import measure_padding
 from mmspec.training.processes import Processes
 from mmspec.training.responses import Response, concatenate_tokens
 
@@ -162,9 +163,10 @@ class TrainingExamples:
         batch: int,
         seed: int,
         cache: FeatureCache | None = None,
+        pack: int | None = None,
     ) -> None:
         self.teacher, self.questions, self.answers = teacher, questions, answers
-        self.cache = cache
+        self.cache, self.pack = cache, pack
         sizes = [one.prompt + len(one.tokens) for one in answers]
         sorts = [questions[one.question].media_kinds for one in answers]
         self.shuffle = ShuffledBatches(sizes, sorts, batch, seed)
@@ -187,7 +189,14 @@ class TrainingExamples:
             inputs = {"input_ids": ids.to(device)}
         width = max(len(one.tokens) for one in chosen)
         rows = [[*one.tokens, *[-1] * (width - len(one.tokens))] for one in chosen]
-        return TrainingExample(inputs, torch.tensor(rows, device=device), self.cache, keys)
+        tokens = torch.tensor(rows, device=device)
+        return TrainingExample(inputs, tokens, self.cache, keys, self.pack)
+
+    def padding(self) -> tuple[float, float]:
+        """Mean tokens of a batch without padding, and the share of padding over an epoch."""
+        batches = [[self.answers[at] for at in one] for one in self.shuffle.batches]
+        sizes = [[(one.prompt, len(one.tokens)) for one in rows] for rows in batches]
+        return measure_padding(sizes, self.pack)
 
     def cache_features(
         self, tap: str, batches: int, processes: Processes, progress: TrainingProgress

@@ -22,7 +22,7 @@ from mmspec.training.responses import read_responses
 PLAN = "training.json"
 UNFINISHED = ".mmspec-"  # of a head that is being written
 FIXED = (  # options that a resumed run may not change
-    *("answers", "steps", "batch", "accumulate", "ema", "bf16", "held_out", "every"),
+    *("answers", "steps", "batch", "accumulate", "pack", "ema", "bf16", "held_out", "every"),
     *("muon", "max_new_tokens", "max_length", "temperature", "seed"),
 )
 VALUED = ("dtype", "attn", "quantize")  # options of the target that change its states

@@ -39,6 +39,7 @@ class TrainOptions:
     steps: int = 2000
     batch: int = 8
     accumulate: int = 1
+    pack: int | None = None
     shard_target: bool = False
     rate: float | None = None
     ema: float = 0.0

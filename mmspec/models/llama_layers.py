@@ -106,12 +106,13 @@ def sliding_layers(config: Any) -> Sequence[str]:
 def mask_by_kind(config: Any, mask: Tensor, queries: Tensor, keys: Tensor) -> AttentionMask:
     """Add the sliding window of a configuration to an additive mask (R, 1, q, k).
 
-    `queries` (q,) and `keys` (k,) are slots; a key `sliding_window` or more before its query is
-    masked in sliding layers. Without a window the mask itself is returned.
+    `queries` (q,) and `keys` (k,), or (R, q) and (R, k), are slots; a key `sliding_window` or more
+    before its query is masked in sliding layers. Without a window the mask itself is returned.
     """
     if not sliding_layers(config):
         return mask
-    far = keys <= queries[:, None] - config.sliding_window
+    far = keys[..., None, :] <= queries[..., None] - config.sliding_window
+    far = far if far.dim() == 2 else far[:, None]
     return {FULL: mask, SLIDING: mask.masked_fill(far, torch.finfo(mask.dtype).min)}
 
 

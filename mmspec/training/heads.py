@@ -23,11 +23,13 @@ from mmspec.drafters.neural.feature_head import attention_of, check_head, tap_of
 from mmspec.drafters.neural.head_prompt import HeadPrompt, TargetPrompt, head_prompt
 from mmspec.models.heads.feature_head import FeatureHead, FeatureHeadConfig
 from mmspec.models.heads.state_head import StateHead
+from mmspec.models.llama_layers import AttentionMask, mask_by_kind
 from mmspec.targets.memory import build_block
 from mmspec.targets.readers.attention_tap import AttentionTap, count_question_tokens
 from mmspec.targets.readers.hooks import HiddenStateHook, LayerStatesHook, wanted_layers
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.feature_cache import FeatureCache
+from mmspec.training.packing import pack_outputs
 from mmspec.training.trainable import HeadTraining
 
 
@@ -44,6 +46,7 @@ class TrainingExample:
     tokens: Tensor
     cache: FeatureCache | None = None  # of the target's outputs
     questions: Sequence[int] = ()  # cache keys of the rows
+    pack: int | None = None  # tokens of sequences that several rows are packed into; None = none
 
 
 def head_loss(
@@ -70,7 +73,8 @@ def predict_states(
 ) -> tuple[Tensor, Tensor]:  # (n, D) each
     """Return a head's states of the n real response tokens, and the target's as labels."""
     read, prompt = read_with_noise(reader, head, example, noise)
-    states = run_on_prompt(head, prompt)[:, -read.next.shape[1] :]
+    slots = prompt.response_slots(read.next.shape[1])
+    states = gather_slots(run_on_prompt(head, prompt), slots)
     return states[read.real], read.next[read.real]
 
 
@@ -102,7 +106,7 @@ def check_continues(head: StateHead, reader: Reader) -> None:
         )
 
 
-EAGLE = HeadTraining(new_head, head_loss, check_continues)
+EAGLE = HeadTraining(new_head, head_loss, check_continues, is_packable=True)
 
 
 @dataclass(frozen=True)
@@ -126,6 +130,20 @@ class TargetOutputs:
     prompt: TargetPrompt  # of L + T tokens
     next: Tensor  # (R, T, D) last hidden states, labels of the last T slots
     real: Tensor  # (R, T) bool, False = padding
+    rows: Tensor | None = None  # (R, T) row of each token of packed sequences; None = as they are
+    longest: int | None = None  # tokens of the longest response of packed rows
+
+    @property
+    def longest_response(self) -> int:
+        """Tokens of the longest response, padding included where rows are not packed."""
+        return self.next.shape[1] if self.longest is None else self.longest
+
+    def is_followed(self, is_label: Tensor, late: int) -> Tensor:  # (R, T) -> (R, T - late)
+        """Whether token t + `late` is a label, and of the same row as token t."""
+        found = is_label[:, late:]
+        if self.rows is None:
+            return found
+        return found & (self.rows[:, late:] == self.rows[:, : self.rows.shape[1] - late])
 
 
 def read_pairs(reader: Reader, example: TrainingExample) -> StatePairs:
@@ -148,9 +166,21 @@ def read_example(
     """Run the target on an example, and record features and attention of these names.
 
     `hook` is entered while it reads the response. An example with a cache is read from there if all
-    rows are cached, else added. Raises ValueError for attention or a `hook` with a cache, which
-    cannot hold their outputs.
+    rows are cached, else added. With `pack` its rows are packed. Raises ValueError for attention or
+    a `hook` with a cache, which cannot hold their outputs.
     """
+    found = _read_rows(reader, example, tap, attention, hook)
+    return found if example.pack is None else pack_outputs(found, example.pack)
+
+
+def _read_rows(
+    reader: Reader,
+    example: TrainingExample,
+    tap: str,
+    attention: frozenset[str],
+    hook: AbstractContextManager[Any] | None,
+) -> TargetOutputs:
+    """Outputs from the cache, or of the target."""
     cache = example.cache
     if cache is None:
         return _read_by_target(reader, example, tap, attention, hook)
@@ -246,9 +276,23 @@ def add_noise(prompt: TargetPrompt, noise: float) -> TargetPrompt:
 
 def run_on_prompt(head: StateHead, read: HeadPrompt) -> Tensor:  # (R, n, D)
     """Run a head on all slots of a prompt; return its states."""
-    mask = read.attention_mask if any(read.pads) else None
+    mask: AttentionMask = read.attention_mask if any(read.pads) else None
+    if read.segments is not None:
+        slots = torch.arange(read.embeds.shape[1], device=read.embeds.device)
+        mask = mask_by_kind(head.config, additive_mask(read), slots, slots)
     out: Tensor = head(read.embeds, read.states, mask, read.positions, marks=read.marks)
     return out
+
+
+def additive_mask(read: HeadPrompt) -> Tensor:  # (R, 1, n, n)
+    """The causal mask of a prompt's slots, in the dtype of their states."""
+    seen, dtype = read.causal_mask(), read.states.dtype
+    return torch.zeros_like(seen, dtype=dtype).masked_fill(~seen, torch.finfo(dtype).min)
+
+
+def gather_slots(states: Tensor, slots: Tensor) -> Tensor:  # (R, n, D), (R, T) -> (R, T, D)
+    """The states at `slots`."""
+    return states.gather(1, slots[..., None].expand(-1, -1, states.shape[-1]))
 
 
 __getattr__ = rename_attributes(__name__, {"Lesson": "TrainingExample"})

@@ -32,7 +32,9 @@ from mmspec.models.llama_layers import mask_by_kind
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import (
     TrainingExample,
+    additive_mask,
     check_continues,
+    gather_slots,
     new_head,
     read_example,
     read_with_noise,
@@ -47,35 +49,34 @@ DRAFT_VOCABULARY = 32_768  # tokens that a head drafts, of a larger vocabulary
 def unroll_passes(head: StateHead, prompt: HeadPrompt, last: int, passes: int) -> Iterator[Tensor]:
     """Yield states (R, T, D) of the `last` T slots in each pass, as computed in drafting.
 
-    Slot t of pass i represents slot t + i, and is invalid after the end of the example.
+    Slot t of pass i represents slot t + i, and is invalid after the end of its row. In packed
+    sequences they are the slots of all responses.
     """
-    device, like = prompt.embeds.device, prompt.states
-    count = prompt.embeds.shape[1]
-    hide = torch.finfo(like.dtype).min
-    seen = (
-        prompt.attention_mask[:, None, None] & torch.ones(count, count, device=device).bool().tril()
-    )
-    mask = torch.zeros_like(seen, dtype=like.dtype).masked_fill(~seen, hide)
-    cache, slots = DynamicCache(), torch.arange(count, device=device)
+    like, device = prompt.states, prompt.embeds.device
+    where, mask = prompt.response_slots(last), additive_mask(prompt)
+    cache, slots = DynamicCache(), torch.arange(prompt.embeds.shape[1], device=device)
     masks = mask_by_kind(head.config, mask, slots, slots)
     own = head(
         prompt.embeds, like, masks, prompt.positions, past_key_values=cache, marks=prompt.marks
-    )[:, -last:]
+    )
+    own = gather_slots(own, where)
     yield own
-    keys = slots
+    rows = torch.arange(len(where), device=device)[:, None]
+    mask = mask.expand(len(where), -1, -1, -1)[rows, :, where].transpose(1, 2)
+    hide = torch.finfo(like.dtype).min
     self_only = torch.full((last, last), hide, dtype=like.dtype, device=device).fill_diagonal_(0)
-    self_only = self_only.expand(len(seen), 1, -1, -1)
-    mask = mask[:, :, -last:]
+    self_only = self_only.expand(len(where), 1, -1, -1)
+    inputs = gather_slots(prompt.embeds, where)
+    positions = prompt.positions.gather(-1, where.expand_as(prompt.positions[..., :last]))
+    keys = slots.expand(len(where), -1)
     for step in range(1, passes):
-        embeds = functional.pad(prompt.embeds[:, -last:], (0, 0, 0, step))[:, step:]
+        embeds = functional.pad(inputs, (0, 0, 0, step))[:, step:]
         mask = torch.cat((mask, self_only), -1)
-        positions = prompt.positions[..., -last:] + step
         steps = torch.full((1, last), step, device=device)
         marks = SlotMarks(steps, None, prompt.global_vector)
-        queries = slots[-last:] + step
-        keys = torch.cat((keys, queries))
-        masks = mask_by_kind(head.config, mask, queries, keys)
-        own = head(embeds, own, masks, positions, past_key_values=cache, marks=marks)
+        keys = torch.cat((keys, where + step), -1)
+        masks = mask_by_kind(head.config, mask, where + step, keys)
+        own = head(embeds, own, masks, positions + step, past_key_values=cache, marks=marks)
         yield own
 
 
@@ -99,8 +100,9 @@ def eagle3_loss(
         is_label = is_label & head.t2d[distributions.argmax(-1)]
         distributions = distributions[..., head.token_ids]
     total = torch.zeros((), device=distributions.device)
-    for late, own in enumerate(unroll_passes(head, prompt, length, min(passes, length))):
-        is_used = is_label[:, late:]
+    count = min(passes, read.longest_response)
+    for late, own in enumerate(unroll_passes(head, prompt, length, count)):
+        is_used = read.is_followed(is_label, late)
         if bool(is_used.any()):
             logits = head.logits(own[:, : length - late][is_used], reader.head)
             loss = soft_cross_entropy(logits, distributions[:, late:][is_used])
@@ -128,10 +130,10 @@ def aligned_loss(
     read, prompt = read_with_noise(reader, head, example, noise)
     length = read.next.shape[1]
     distributions = reader.head(read.next)
-    count = min(passes, length)
+    count = min(passes, read.longest_response)
     total = torch.zeros((), device=distributions.device)
     for late, own in enumerate(unroll_passes(head, prompt, length, count)):
-        real = read.real[:, late:]
+        real = read.is_followed(read.real, late)
         if not bool(real.any()):
             continue
         states, labels = own[:, : length - late][real], distributions[:, late:][real]
@@ -173,8 +175,8 @@ def limit_vocabulary(target: Reader, changes: Mapping[str, Any]) -> dict[str, An
     return found
 
 
-EAGLE3 = HeadTraining(new_eagle3, eagle3_loss, check_head, rate=5e-5)
-HASS = HeadTraining(new_head, aligned_loss, check_continues, rate=3e-5)
+EAGLE3 = HeadTraining(new_eagle3, eagle3_loss, check_head, rate=5e-5, is_packable=True)
+HASS = HeadTraining(new_head, aligned_loss, check_continues, rate=3e-5, is_packable=True)
 HIVIS = replace(
     HASS,
     begin=partial(new_head, visual_slots="hidden", positions="compact", num_steps=7),

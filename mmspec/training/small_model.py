@@ -157,6 +157,7 @@ class SmallModelTraining:
     alignment_share: float = ALIGNMENT_SHARE
     loss: Callable[[Reader, Any, TrainingExample], Tensor] = small_model_loss
     reads_states: ClassVar[bool] = False
+    is_packable: ClassVar[bool] = False
 
     def begin(self, target: Reader, counts: Tensor, **changes: Any) -> TrainableSmallModel:
         """Make an untrained small model; `changes` modify the target's text configuration."""

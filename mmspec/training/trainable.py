@@ -64,6 +64,8 @@ class DrafterTraining(Protocol):
     def rate(self) -> float: ...
     @property
     def reads_states(self) -> bool: ...  # whether the loss reads the target's hidden states
+    @property
+    def is_packable(self) -> bool: ...  # whether the loss takes several rows in one sequence
     def load(
         self, folder: Path, kinds: Sequence[DraftModelKind], target: Reader, **changes: Any
     ) -> nn.Module:
@@ -83,6 +85,7 @@ class HeadTraining:
     `loss` runs the frozen target on the example, and returns a scalar that depends on the head;
     noise is drawn from torch's global generator. `check` raises ValueError for a head of another
     target. `warm` is the warm-up as a share of the steps; None = a tenth, at most 100 steps.
+    `is_packable`: whether the loss takes examples with `pack`.
     """
 
     begin: HeadFactory
@@ -93,6 +96,7 @@ class HeadTraining:
     floor: float = 0.02
     betas: tuple[float, float] = (0.9, 0.95)
     clip: float = 0.5
+    is_packable: bool = False
     reads_states: ClassVar[bool] = True
 
     def settings(self, steps: int) -> dict[str, Any]:

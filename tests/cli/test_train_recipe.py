@@ -29,6 +29,7 @@ from tests.covering import exhaustive
 from tests.toys.folders import text_pair
 from tests.training.test_trackers import read_scalars
 
+PADDING = "tokens per step, share of padding"
 SAID = "what is at the top? a red circle."
 
 
@@ -215,6 +216,27 @@ def test_an_eagle_3_head_is_trained_for_engines_by_default(
         in fail(capsys, "export", "vllm", str(tmp_path / "fused"), *out)[1]
     )
     assert run(capsys, "export", "vllm", str(tmp_path / "placeholder"), *out)["weights"] > 0
+
+
+def test_a_packed_training_has_the_losses_of_an_unpacked_one(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Up to rounding, with less padding; another length does not resume it."""
+    how = ("--steps", "3", "--every", "1", "--batch", "4", "--rate", "1e-3")
+    found = {}
+    for name, extra in (("whole", ()), ("packed", ("--pack", "256"))):
+        command = _train_command(root, tmp_path / name, *how, *extra, recipe="eagle-3")
+        found[name] = run(capsys, *command)
+    tokens, padding = found["packed"][PADDING]
+    assert (found["whole"][PADDING][0], padding) == (tokens, 0)  # one sequence a batch
+    assert 0 < found["whole"][PADDING][1] < 0.5
+    for ours, theirs in zip(found["packed"]["history"], found["whole"]["history"], strict=True):
+        assert ours["loss"] == (theirs["loss"] and pytest.approx(theirs["loss"], rel=1e-3))
+    command = _train_command(root, tmp_path / "packed", *how, recipe="eagle-3")
+    assert "was begun with pack=256, not None" in fail(capsys, *command)[1]
+    refused = _train_command(root, tmp_path / "a", *how, "--pack", "64", recipe="medusa")
+    assert "lays out rows in a way of its own; drop --pack" in fail(capsys, *refused)[1]
+    assert not (tmp_path / "a").exists()
 
 
 @pytest.mark.parametrize("recipe", ["eagle-3", "p-eagle", "dflash"])

@@ -122,6 +122,22 @@ def test_hours_follow_the_assumptions(tmp_path: Path, capsys: pytest.CaptureFixt
     assert one[name][1] / 4 < four[name][1] < one[name][1]
 
 
+def test_a_plan_counts_padding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name, how = "tokens per step, share of padding, about", ("--dry-run", "--batch", "8")
+    command = _command("zoo:qwen2.5-vl", tmp_path, *how)
+    long = {"prompt": f"{TEXT} {TEXT} {TEXT}"}
+    with (tmp_path / "rows.jsonl").open("a") as file:
+        file.writelines(json.dumps(long) + "\n" for _ in range(3))
+    plain = run(capsys, *command)
+    packed = run(capsys, *command, "--pack", "512")
+    assert packed[name][0] == plain[name][0]
+    assert 0 <= packed[name][1] < plain[name][1]
+    memory = "memory of a batch, about, GiB"
+    assert packed[memory] == pytest.approx(plain[memory], rel=0.5)
+    refused = fail(capsys, *command, "--pack", "512", "--set", "visual_keep=0.5")[1]
+    assert "reads the target's attention over whole rows; drop --pack" in refused
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [

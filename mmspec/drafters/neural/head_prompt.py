@@ -27,6 +27,18 @@ from mmspec.targets.readers.reader import Reader
 
 
 @dataclass(frozen=True)
+class PackedSegments:
+    """The rows of training examples that were packed into one sequence, by token or by slot."""
+
+    ids: Tensor  # (R, L) int64, number of the row; -1 = padding
+    is_response: Tensor  # (R, L) bool, of the response of its row
+
+    def at_slots(self, where: Tensor) -> PackedSegments:
+        """The rows of the slots at `where` (R, n): slot t has the state of token t."""
+        return PackedSegments(self.ids.gather(1, where), self.is_response[:, 1:].gather(1, where))
+
+
+@dataclass(frozen=True)
 class TargetPrompt:
     """The tokens a target has read: R rows (B, or 2B with both branches of guidance), L slots.
 
@@ -40,6 +52,7 @@ class TargetPrompt:
     positions: Tensor | None = None  # (R, L) or (axes, R, L), position ids of the target
     attention: Mapping[str, Tensor] = field(default_factory=dict)  # (R, L) each: to every token
     response_length: int = 0  # last tokens that belong to the response
+    segments: PackedSegments | None = None  # None = one row per sequence
 
 
 @dataclass(frozen=True)
@@ -53,12 +66,31 @@ class HeadPrompt:
     positions: Tensor  # (R, n), or (3, R, n) with M-RoPE
     rope: list[int]  # rotary position of the next slot, per row
     offsets: Tensor | None  # (3, R, 1) offset of each axis
+    segments: PackedSegments | None = None  # None = one row per sequence
 
     @property
     def attention_mask(self) -> Tensor:  # (R, n) bool
         """True at slots that are not padding."""
         place = torch.arange(self.embeds.shape[1], device=self.embeds.device)
         return place >= torch.tensor(self.pads, device=place.device)[:, None]
+
+    def causal_mask(self) -> Tensor:  # (R, 1, n, n) bool
+        """True where a slot (second last axis) attends: earlier ones of its row, and itself."""
+        count = self.embeds.shape[1]
+        before = torch.ones(count, count, device=self.embeds.device).bool().tril()
+        if self.segments is None:
+            return self.attention_mask[:, None, None] & before
+        rows = self.segments.ids
+        return (rows[:, None, :, None] == rows[:, None, None]) & before
+
+    def response_slots(self, count: int) -> Tensor:  # (R, count)
+        """The slots that read the `count` response tokens; padded on the left if packed."""
+        if self.segments is not None:
+            return pack_slots(self.segments.is_response)[0]
+        stop = self.embeds.shape[1]
+        return torch.arange(stop - count, stop, device=self.embeds.device).expand(
+            len(self.embeds), -1
+        )
 
     @property
     def global_vector(self) -> Tensor | None:  # (R, 1, D)
@@ -82,6 +114,10 @@ def head_prompt(
     place = torch.arange(slots, device=inputs.device)
     start = torch.tensor(list(prompt.padding), device=inputs.device)[:, None]
     is_kept = place >= start  # (R, slots)
+    if prompt.segments is not None:  # no slot reads two rows
+        ids = prompt.segments.ids
+        is_kept = is_kept & (ids[:, 1:] == ids[:, :-1])
+        start = place - index_in_segment(ids)[:, :-1]
     is_thinned = head.config.visual_keep < 1
     if (visual_slots != "fused" or is_thinned) and target.placeholder_ids:
         tokens = require_tokens(prompt.tokens)[:, 1:]
@@ -106,9 +142,12 @@ def head_prompt(
         global_vector=None if vectors is None else vectors[rows, where],
         stateless=where == start if head.has_first_slot else None,
     )
-    positions, rope, offsets = _positions(head.config.positions, prompt, where, start, pads)
+    segments = None if prompt.segments is None else prompt.segments.at_slots(where)
+    start = start if segments is None else start.gather(1, where)
+    given = (head.config.positions, prompt, where, start, pads, segments)
+    positions, rope, offsets = _positions(*given)
     states = head.fuse(prompt.features[rows, where])
-    return HeadPrompt(inputs[rows, where], states, marks, pads, positions, rope, offsets)
+    return HeadPrompt(inputs[rows, where], states, marks, pads, positions, rope, offsets, segments)
 
 
 def prepend_first_token(prompt: TargetPrompt) -> TargetPrompt:
@@ -173,8 +212,21 @@ def pack_slots(is_kept: Tensor) -> tuple[Tensor, list[int]]:  # (R, slots) bool
     return last.clamp_min(0), (width - counts).tolist()
 
 
+def index_in_segment(ids: Tensor) -> Tensor:  # (R, L) -> (R, L)
+    """Index of each token, or slot, in its run of equal ids."""
+    place = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+    is_first = torch.ones_like(ids, dtype=torch.bool)
+    is_first[:, 1:] = ids[:, 1:] != ids[:, :-1]
+    return place - torch.where(is_first, place, 0).cummax(-1).values
+
+
 def _positions(
-    policy: str, prompt: TargetPrompt, where: Tensor, start: Tensor, pads: Sequence[int]
+    policy: str,
+    prompt: TargetPrompt,
+    where: Tensor,
+    start: Tensor,
+    pads: Sequence[int],
+    segments: PackedSegments | None,
 ) -> tuple[Tensor, list[int], Tensor | None]:
     """Positions of the slots that are read, and of the next slot."""
     slots, count = prompt.embeds.shape[1] - 1, where.shape[1]
@@ -185,6 +237,8 @@ def _positions(
         offsets = axes[:, :, -1:] - axes[:1, :, -1:]
         index = where.expand(3, -1, -1)
         return axes.gather(2, index), rope, offsets if bool(offsets.any()) else None
+    if policy == "compact" and segments is not None:
+        return index_in_segment(segments.ids), [count - pad for pad in pads], None
     if policy == "compact":
         place = torch.arange(count, device=where.device) - start.new_tensor(pads)[:, None]
         return place.clamp_min(0), [count - pad for pad in pads], None
