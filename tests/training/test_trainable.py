@@ -130,7 +130,7 @@ class TwoWeights(nn.Module):
 class TwoStages:
     """Trains the first weight, then the second one, by a loss with noise."""
 
-    rate, reads_states = 0.1, False
+    rate, reads_states, is_packable = 0.1, False, False
 
     def __init__(self) -> None:
         self.noise: list[float] = []
