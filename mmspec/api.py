@@ -53,8 +53,8 @@ def accelerate(
             "auto"), `sees` (what the draft model sees of the prompt), `compressor` (of the visual
             tokens it sees) and `kv` (which of the target's keys and values it reads); text and
             vision-language models `compile` (True: blocks are read by compiled graphs); image and
-            speech models also take `processor`; pipelines take `window`, `tree` and `max_rows`.
-            Options of the recipe itself are given the same way.
+            speech models also take `processor`; pipelines take `window`, `tree`, `max_rows` and
+            `sampler`. Options of the recipe itself are given the same way.
 
     Returns:
         `Accelerated`, of a class with the calls that the model has: `generate`, `transcribe`,

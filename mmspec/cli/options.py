@@ -26,7 +26,7 @@ from mmspec.errors import parse_json
 from mmspec.modality import Modality, setting
 
 # options that a modality may have as parts of `accelerate`
-PARTS = ("length", "tree", "compressor", "kv", "window", "max_rows")
+PARTS = ("length", "tree", "compressor", "kv", "window", "max_rows", "sampler")
 IMAGE_MODEL = "zoo:image"  # default of commands about image tokens
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads to use.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1)]
@@ -74,6 +74,9 @@ class ModelOptions:
     )
     window: int | None = setting(None, "Maximal steps of a chain per round.", min=1)
     max_rows: int | None = setting(None, "Maximal rows per network forward.", min=1)
+    sampler: str | None = setting(
+        None, "stochastic: the counterpart with noise of a scheduler that adds none."
+    )
     device: str | None = setting(None, "Device of the weights: cpu (default), cuda, cuda:1, mps.")
     dtype: str | None = setting(
         None, "float32, bfloat16 or float16; default: as saved, float32 for bundled models."
@@ -100,6 +103,7 @@ class ModelOptions:
         made: dict[str, Any] = {
             "window": self.window,
             "max_rows": self.max_rows,
+            "sampler": self.sampler,
             "verifier": self.verifier,
             "compressor": self.compressor,
             "kv": self.kv,

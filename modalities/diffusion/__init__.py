@@ -34,7 +34,7 @@ MODALITY = Modality(
     owns=owns,
     zoo=Entry.read_entries(__name__),
     files=PICTURE_FILES,
-    parts=("window", "tree", "max_rows"),
+    parts=("window", "tree", "max_rows", "sampler"),
     plain=("paradigms", {"window": 1}),
     placement=("device", "dtype", "device_map"),
 )

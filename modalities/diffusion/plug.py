@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +19,13 @@ from mmspec.errors import check_number, format_value, unknown_message
 from mmspec.modalities.diffusion.accelerated import AcceleratedPipeline
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.runners import ChainRunner, ForecastRunner
+from mmspec.modalities.diffusion.stochastic_sampler import make_stochastic
 from mmspec.modality import Loop, Session
 from mmspec.models.loading import load_pipeline
 from mmspec.models.placement import ANYWHERE, Placement
 from mmspec.recipe import Recipe
 
+log = logging.getLogger("mmspec")
 COUNTS = ("num_inference_steps", "batch_size", "num_images_per_prompt", "num_videos_per_prompt")
 
 
@@ -48,12 +52,17 @@ class PipelineSession(Session):
     interface = AcceleratedPipeline
 
     def __init__(
-        self, pipe: Any, recipe: Recipe, small: BoundDraftModel | None, max_rows: int | None
+        self,
+        pipe: Any,
+        recipe: Recipe,
+        small: BoundDraftModel | None,
+        max_rows: int | None,
+        eta: float | None = None,
     ) -> None:
         self.model, self.recipe, self.draft_model = pipe, recipe, small
         self.parameters = inspect.signature(pipe.__call__).parameters
         self.runner: PipelineRunner = (
-            ChainRunner(pipe, recipe, None if small is None else small.model, max_rows)
+            ChainRunner(pipe, recipe, None if small is None else small.model, max_rows, eta)
             if isinstance(recipe.execution, Window)
             else ForecastRunner(pipe, recipe)
         )
@@ -135,15 +144,41 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
     """A pipeline bound to a recipe.
 
     `window` is the maximal number of states per round, or a `Window`; `tree` gives branching widths
-    instead. `max_rows` limits the rows per network call. `drafter` is a draft pipeline, its folder
+    instead. `max_rows` limits the rows per network call. `sampler="stochastic"` takes the
+    counterpart with noise of a deterministic scheduler; the pipeline itself keeps its scheduler.
+    `drafter` is a draft pipeline, its folder
     or "zoo:NAME", if the recipe takes one; a folder may hold a denoising network alone. Raises
     ValueError for parts that do not fit.
     """
     if parts.get("max_rows") is not None:
         check_number("max_rows", parts["max_rows"], 1, whole=True, example=8)
-    execution = _execution(recipe, parts.get("window"), parts.get("tree"))
+    recipe = replace(recipe, execution=_execution(recipe, parts.get("window"), parts.get("tree")))
     small = draft_model(recipe, drafter, Network(pipe))
-    return PipelineSession(pipe, replace(recipe, execution=execution), small, parts.get("max_rows"))
+    eta = None
+    if parts.get("sampler") is not None:
+        pipe, eta = _replace_sampler(pipe, recipe, parts["sampler"])
+    return PipelineSession(pipe, recipe, small, parts.get("max_rows"), eta)
+
+
+def _replace_sampler(pipe: Any, recipe: Recipe, sampler: Any) -> tuple[Any, float | None]:
+    """A copy of the pipeline that samples with noise, and the `eta` of its calls.
+
+    Raises ValueError for another name, and for recipes and schedulers without such a sampler.
+    """
+    if sampler != "stochastic":
+        raise ValueError(
+            f'sampler={sampler!r} must be "stochastic"; leave it out to keep the pipeline\'s own'
+        )
+    if not isinstance(recipe.execution, Window):
+        raise ValueError(
+            f"recipe {recipe.name or 'custom'!r} keeps the pipeline's own loop and scheduler; drop "
+            "sampler=, or choose a recipe that samples chains, such as 'asd'"
+        )
+    found = make_stochastic(pipe.scheduler)
+    log.warning(found.change)
+    copied = copy.copy(pipe)
+    copied.scheduler = found.scheduler
+    return copied, found.eta
 
 
 def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:

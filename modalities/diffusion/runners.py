@@ -41,13 +41,17 @@ MAX_FORECAST_WORK = 0.5  # of a full step, without a warning
 class ChainRunner:
     """A pipeline whose latents are decoded by a recipe, optionally with a draft pipeline.
 
-    Recipes are bound per call: the target holds the call's conditions and timesteps.
+    Recipes are bound per call: the target holds the call's conditions and timesteps. `eta` is that
+    of calls that give neither eta nor churn.
     """
 
     own = ("seed", "row_ids", "eta", "churn")
 
-    def __init__(self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None) -> None:
+    def __init__(
+        self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None, eta: float | None = None
+    ) -> None:
         self.pipe, self.recipe, self.small, self.max_rows = pipe, recipe, small, max_rows
+        self.eta = eta
         for one in (pipe, small):
             if one is not None:
                 check_network(one)
@@ -66,6 +70,8 @@ class ChainRunner:
             raise ValueError("seed= and generator= both set the noise; give one of them")
         given = _add_generator(given, own)
         eta = given.get("eta") if own["eta"] is None else own["eta"]
+        if own["eta"] is None and not eta and own["churn"] is None:
+            eta = self.eta
         for name, value in (("eta", eta), ("churn", own["churn"])):
             if value is not None:
                 check_number(name, value, 0, example=1.0)

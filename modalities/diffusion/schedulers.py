@@ -297,7 +297,8 @@ def _deterministic_error(scheduler: Any, lossy: str) -> ValueError:
     name = type(scheduler).__name__
     return ValueError(
         f"{name} as configured has deterministic steps, and an exact recipe needs a stochastic "
-        f"sampler: {_STOCHASTIC[name]}. {lossy}"
+        f'sampler: give sampler="stochastic" (--sampler), which changes the images; or '
+        f"{_STOCHASTIC[name]}. {lossy}"
     )
 
 
