@@ -82,7 +82,7 @@ class Lookahead(Drafter):
         depth = min(self.ngram - 1, useful)
         found = []
         for row, text in enumerate(context.history):
-            state.rows[row].start(text, self)
+            state.rows[row].start(text, self, context.vocabulary)
             known = state.rows[row].pool.get(text[-1], {})
             found.append([] if context.finished[row] else [one[:depth] for one in reversed(known)])
         guesses = max(map(len, found)) if depth else 0
@@ -133,15 +133,22 @@ class RowWindow:
     words: list[int] = field(default_factory=list)  # tokens of the prompt
     num_filled: int = 0
 
-    def start(self, text: Sequence[int], sizes: Lookahead) -> None:
-        """Fill the window, and store the n-grams of the prompt; once."""
+    def start(self, text: Sequence[int], sizes: Lookahead, vocabulary: int) -> None:
+        """Fill the window, and store the n-grams of the prompt; once.
+
+        Prompts of another vocabulary, such as classes of images, fill it only in part.
+        """
         if self.levels:
             return
-        self.words = [token for token in text if token not in sizes.ignore] or [0]
+        readable = range(vocabulary)
+        known = [token for token in text if token in readable and token not in sizes.ignore]
+        self.words = known or [text[-1]]
         self.levels = [self.fill(sizes.window - (level == 0)) for level in range(sizes.ngram - 1)]
         if sizes.read_prompt:
             for at in range(1, len(text) - sizes.ngram + 2):
-                self.store(text[at - 1], tuple(text[at : at + sizes.ngram - 1]), sizes)
+                ngram = tuple(text[at : at + sizes.ngram - 1])
+                if all(token in readable for token in ngram):
+                    self.store(text[at - 1], ngram, sizes)
 
     def fill(self, count: int) -> list[int]:
         """The next `count` tokens of the prompt, which begins again at its end."""

@@ -30,7 +30,7 @@ def test_the_tree_is_that_of_the_drawing() -> None:
 def test_the_window_moves_with_the_text() -> None:
     """Tokens are numbered by their position, so that every level stays a run of numbers."""
     row, sizes = RowWindow(), replace(SMALL, read_prompt=False)
-    row.start([0], sizes)
+    row.start([0], sizes, 48)
     row.levels = [[1, 2, 3], [1, 2, 3, 4], [2, 3, 4, 5]]
     row.move(0, [3, 4, 5, 6], 2, sizes)
     assert row.levels == [[3, 4, 0], [3, 4, 5, 0], [4, 5, 6, 0]]
@@ -39,8 +39,11 @@ def test_the_window_moves_with_the_text() -> None:
 
 def test_the_oldest_ngrams_give_way_and_pictures_are_left_out() -> None:
     row, sizes = RowWindow(), replace(SMALL, ignore=frozenset({9}))
-    row.start([5, 9, 5, 1, 2, 3, 5], sizes)
+    row.start([5, 9, 5, 1, 2, 3, 5], sizes, 48)
     assert row.pool == {5: {(1, 2, 3): None}, 1: {(2, 3, 5): None}}
+    other = RowWindow()
+    other.start([-1, 50, 2], sizes, 48)  # classes, and the first code of an image
+    assert {token for level in other.levels for token in level} == {2}
     assert 9 not in [token for level in row.levels for token in level]
     for last in (4, 6, 3, 7):
         row.store(5, (1, 2, last), sizes)
