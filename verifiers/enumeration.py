@@ -66,6 +66,11 @@ def ancestral_joint(p: Table, depth: int) -> Tensor:  # (V,) * depth
     return mass
 
 
+def enumerate_drafts(q: Table, tree: Tree, kind: Kind) -> tuple[Tensor, Tensor]:
+    """All drafts of a tree and their probabilities: tokens (R, N), weights (R,)."""
+    return _drafts(_tables(q, max(tree.depth, 1)), tree, kind)[:2]
+
+
 @dataclass(frozen=True)
 class Enumeration:
     """All outcomes of one round."""

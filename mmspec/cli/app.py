@@ -223,6 +223,24 @@ def views(
     run_function("mmspec.cli.studies:views", shape, visual, tokens, threads, json, **sizes)
 
 
+@measure.command("rules")
+def rules(
+    vocabulary: Annotated[int, typer.Option(min=2, max=10, help="Tokens.")] = 6,
+    siblings: Annotated[
+        list[int] | None, typer.Option(min=1, max=4, help="Drafts per token; repeatable.")
+    ] = None,
+    pairs: Annotated[int, typer.Option(min=1, max=10_000, help="Pairs of distributions.")] = 20,
+    noise: Annotated[
+        float, typer.Option(min=0, max=10, help="Deviation of the drafter's scores.")
+    ] = 1.0,
+    seed: Seed = 0,
+    json: Json = False,
+) -> None:
+    """Rules for several drafts of one token: acceptance beside the optimum, by enumeration."""
+    given = (vocabulary, siblings, pairs, noise, seed, json)
+    run_function("mmspec.cli.studies:compare_rules", *given)
+
+
 @measure.command("scale")
 def scale(
     shape: Annotated[str, typer.Option(help="A published shape; `--shape list` names them.")],

@@ -1,4 +1,4 @@
-"""`mmspec bench sweep | overlap | compressors | views | scale`, and the list of compressors."""
+"""`mmspec bench sweep | overlap | compressors | views | rules | scale`, and all compressors."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from mmspec.bench.plots import plot_compressors, plot_relaxations
 from mmspec.bench.row import Row
 from mmspec.bench.studies import compressors as compressor_study
 from mmspec.bench.studies import overlap as overlap_study
+from mmspec.bench.studies import rules as rule_study
 from mmspec.bench.studies import serving as serving_study
 from mmspec.bench.studies import sweep as sweep_study
 from mmspec.bench.studies import views as views_study
@@ -256,6 +257,32 @@ def views(
     titles = ("visual tokens", "read by the draft", "draft ms", "verify ms", "memory read, MB")
     heading = f"{shape}, drafts of {found.length}, {found.environment['device']}"
     print_table(rows, *titles, heading=heading)
+
+
+def compare_rules(
+    vocabulary: int,
+    siblings: list[int] | None,
+    pairs: int,
+    noise: float,
+    seed: int,
+    json: bool,
+) -> None:
+    """Acceptance of rules for several drafts, beside the bound of optimal transport."""
+    with show_progress(json) as report:
+        found = rule_study.compare_rules(
+            vocabulary, tuple(siblings or (1, 2, 3)), pairs, noise, seed, report
+        )
+    if json:
+        print_json(found.to_dict())
+        return
+    rows = [
+        (one.rule, one.drawn, one.siblings, one.accepted, one.bound, format_percent(one.share))
+        for one in found.points
+    ]
+    print_table(rows, "rule", "drafts", "siblings", "accepted", "optimum", "of it")
+    _print_note(
+        f"{found.pairs} pairs over {found.vocabulary} tokens; the optimum is that of the draws"
+    )
 
 
 def scale(

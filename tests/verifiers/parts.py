@@ -27,6 +27,7 @@ from mmspec.verifiers.rollback import Rollback
 from mmspec.verifiers.sample_and_match import SampleAndMatch
 from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
+from mmspec.verifiers.two_step import TwoStep
 from mmspec.verifiers.typical import Typical
 
 SETTINGS: Mapping[type, tuple[Any, ...]] = {  # rules without defaults, and those tested with others
@@ -66,6 +67,7 @@ ALL: tuple[Verifier, ...] = (
     Traversal(),
     GreedyMultiDraft(),
     SpecHub(),
+    TwoStep(),
     KSeq(),
     MultiDraw(draws=1),
     MultiDraw(draws=3),

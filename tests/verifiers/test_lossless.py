@@ -33,6 +33,7 @@ from mmspec.verifiers.multi_draw import MultiDraw
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
+from mmspec.verifiers.two_step import TwoStep
 from mmspec.verifiers.typical import Typical
 from tests.verifiers.parts import ALL
 from tests.verifiers.random_distributions import by_prefix
@@ -51,7 +52,7 @@ TREES = [Tree.chain(3), Tree.branching([2]), Tree.branching([3]), Tree.branching
 
 
 def accepts(verifier: Verifier, tree: Tree) -> bool:
-    if isinstance(verifier, SpecHub):
+    if isinstance(verifier, SpecHub | TwoStep):
         return tree.width <= 2
     return tree.is_chain or verifier.uses_trees
 

@@ -18,6 +18,7 @@ from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
+from mmspec.verifiers.two_step import TwoStep
 from tests.verifiers.parts import ALL
 from tests.verifiers.tolerance import Tolerance
 
@@ -30,7 +31,7 @@ UNEVEN = Tree((-1, -1, 0, 1, 1, 2))
 def shapes(verifier: Verifier) -> list[Tree]:
     if not verifier.uses_trees:
         return [Tree.chain(3)]
-    if isinstance(verifier, SpecHub):
+    if isinstance(verifier, SpecHub | TwoStep):
         return [Tree.chain(2), Tree.branching([2, 2]), UNEVEN]
     return [Tree.chain(3), Tree.branching([3, 1]), UNEVEN]
 
