@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from time import monotonic
 from typing import Any, cast
@@ -17,7 +17,7 @@ from mmspec.targets.memory import Memory, RowMemories
 from mmspec.targets.rows import CannotJoin, join_states, swap_out
 from mmspec.targets.stop import RowStops, Stop
 from mmspec.targets.tokens.context import Context
-from mmspec.targets.tokens.rows import drop_context_row, join_contexts
+from mmspec.targets.tokens.rows import drop_context_row, drop_padding, join_contexts
 
 Observer = Callable[[Round], Any]
 TokenScores = list[tuple[float, list[tuple[int, float]]]]  # log-probability; the likeliest tokens
@@ -67,19 +67,21 @@ class Row:
 class RowBatch:
     """Rows of equal kind that are decoded together; all are greedy, or all are sampled."""
 
-    def __init__(self, row: Row) -> None:
-        """Read the prompt of the first row, and run its rounds until others can join it.
+    def __init__(self, rows: Sequence[Row], request: Any = None) -> None:
+        """Read the prompts of the first rows, and run rounds until others can join them.
 
-        These rounds are in `row` already. Raises what the prompt raises.
+        These rounds are in `rows` already. `request` is that of several rows, see
+        `mmspec.targets.tokens.merge`. Raises what the prompts raise.
         """
-        self.rows = [row]
-        parts = row.call.parts
-        assert isinstance(parts.stop, Stop)
-        self.stops = RowStops([parts.stop])
+        self.rows = list(rows)
+        parts = rows[0].call.parts
+        self.stops = RowStops([cast(Stop, row.call.parts.stop) for row in rows])
         own = Parts(parts.target, parts.drafter, parts.verifier, self.stops, parts.gate)
-        self.running = Running(own, row.call.request)
-        while not row.is_finished and not self._is_joinable:
+        self.running = Running(own, rows[0].call.request if request is None else request)
+        while not (self._is_joinable or all(row.is_finished for row in self.rows)):
             self.step()
+        if len(rows) > 1 and self._is_joinable:
+            self.running.context = drop_padding(self._context)
 
     @property
     def _context(self) -> Context:
@@ -89,11 +91,6 @@ class RowBatch:
     def _is_joinable(self) -> bool:
         context = self._context
         return context.scores is None and isinstance(context.memory, Memory | RowMemories)
-
-    @property
-    def num_slots(self) -> int:
-        """Slots of the cache in use."""
-        return sum(self._context.memory.lengths)
 
     @property
     def has_drafter(self) -> bool:

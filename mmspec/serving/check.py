@@ -12,9 +12,12 @@ from mmspec.errors import first_line
 from mmspec.serving.batch import Row, RowBatch
 from mmspec.targets.stop import Stop
 from mmspec.targets.tokens.context import make_word_ids
+from mmspec.targets.tokens.merge import merge_requests
+from mmspec.targets.tokens.turns import count_prompt_slots
 
 NUM_TOKENS = 12  # new tokens of each trial request
 PROMPTS = (7, 5)  # tokens of their prompts
+DRAFT_SLOTS = 64  # counted per request for its draft
 
 
 @runtime_checkable
@@ -67,8 +70,35 @@ def check_joins_rows(session: PlanningSession) -> None:
         )
 
 
+@torch.no_grad()
+def find_merge_failure(session: PlanningSession) -> str | None:
+    """Why two short prompts cannot be read together by this recipe; None if they can."""
+    rows = _make_trial_rows(session)
+    requests: list[Any] = [row.call.request for row in rows]
+    try:
+        batch = RowBatch(rows, merge_requests(requests, requests[0].inputs["input_ids"][0, 0]))
+        return _run_and_drop(batch)
+    except Exception as error:  # a recipe may fail in any way
+        return first_line(error)
+
+
 def _run_trial(session: PlanningSession) -> str | None:
     """Why the drafter failed, if it did."""
+    rows = _make_trial_rows(session)
+    batch, other = (RowBatch([row]) for row in rows)
+    fallback = batch.step().fallback
+    batch.join(other)
+    return fallback or _run_and_drop(batch)
+
+
+def _run_and_drop(batch: RowBatch) -> str | None:
+    """Run a round of two rows and one of the last of them; why the drafter failed, if it did."""
+    fallback = batch.step().fallback
+    batch.drop(batch.rows[0])
+    return fallback if batch.rows[0].is_finished else fallback or batch.step().fallback
+
+
+def _make_trial_rows(session: PlanningSession) -> list[Row]:
     reader = session.bound.backbone
     rows = []
     for count in PROMPTS:
@@ -77,11 +107,27 @@ def _run_trial(session: PlanningSession) -> str | None:
         call = session.plan(given).call
         parts = replace(call.parts, stop=Stop(NUM_TOKENS))
         rows.append(Row(replace(call, parts=parts)))
-    batch, other = RowBatch(rows[0]), RowBatch(rows[1])
-    fallbacks = [batch.step().fallback]
-    batch.join(other)
-    fallbacks += [batch.step().fallback, batch.step().fallback]
-    if not rows[0].is_finished:
-        batch.drop(rows[0])
-        fallbacks.append(batch.step().fallback)
-    return next((one for one in fallbacks if one is not None), None)
+    return rows
+
+
+def count_slots(planned: Any, max_slots: int | None) -> tuple[int, int]:
+    """Check a request; returns the slots of its prompt, and those that it may fill."""
+    call = planned.call
+    rows = len(call.request.noise.rows)
+    if rows != 1:
+        raise ValueError(f"the request has {rows} rows; submit each of them alone")
+    if planned.extra_outputs:
+        raise ValueError(
+            f"{', '.join(planned.extra_outputs)} needs a run of its own; drop it, give "
+            "logprobs= or on_round= to submit(), or call fast.generate()"
+        )
+    prompt: int = count_prompt_slots(call.request.inputs, call.request.past)
+    slots: int = prompt + call.request.max_new_tokens + DRAFT_SLOTS
+    max_slots = max_slots
+    if max_slots is not None and slots > max_slots:
+        raise ValueError(
+            f"the request may fill {slots} slots ({prompt} of its prompt, max_new_tokens="
+            f"{call.request.max_new_tokens}, {DRAFT_SLOTS} of its draft), but max_slots="
+            f"{max_slots}; give a shorter prompt or fewer tokens"
+        )
+    return prompt, slots

@@ -5,9 +5,9 @@
     [future.result().sequences for future in futures]
 
 One thread decodes. Between two rounds it drops what was cancelled or has expired and reads prompts
-of waiting requests, each as a whole; then it runs a round of every batch. The randomness of a
-request is keyed by its own seed, so its tokens do not depend on the rows it runs with, up to the
-rounding of forwards over several rows.
+of waiting requests, several in one forward (`mmspec.serving.prompts`); then it runs a round of
+every batch. The randomness of a request is keyed by its own seed, so its tokens do not depend on
+the rows it runs with, up to the rounding of forwards over several rows.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from __future__ import annotations
 import contextvars
 import threading
 from collections import deque
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Generator, Mapping, Sequence
 from concurrent.futures import Future
 from queue import SimpleQueue
 from time import monotonic
@@ -26,14 +26,12 @@ import torch
 from mmspec.draft import Round
 from mmspec.errors import check_number
 from mmspec.serving.batch import Row, RowBatch
-from mmspec.serving.check import check_joins_rows, planning_session
+from mmspec.serving.check import check_joins_rows, count_slots, planning_session
+from mmspec.serving.prompts import PromptGroups, PromptTimer
 from mmspec.serving.scheduler import Limits, Scheduler
 from mmspec.serving.ticket import Completion, Counters, DeadlineExceeded, QueueFull, Ticket
 from mmspec.streaming import ThreadState, take_turns
 from mmspec.targets.rows import CannotJoin
-from mmspec.targets.tokens.turns import count_prompt_slots
-
-DRAFT_SLOTS = 64  # counted per request for its draft
 
 
 class Engine:
@@ -75,6 +73,8 @@ class Engine:
         self._scheduler = Scheduler[Ticket](self.limits)
         self._tickets: dict[Row, Ticket] = {}  # of those that run
         self._batches: list[RowBatch] = []
+        self._groups = PromptGroups(self.session)
+        self._timer = PromptTimer()
         self._count = 0
         self._is_closed = False
         self._durations: deque[float] = deque(maxlen=64)
@@ -120,9 +120,9 @@ class Engine:
             self._check_open()
         with torch.no_grad():
             planned = self.session.plan(dict(request))
-        sizes = self._check(planned)
+        sizes = count_slots(planned, self.limits.max_slots)
+        row, kind = Row(planned.call, on_round, logprobs), self._groups.find_kind(planned.call)
         now = monotonic()
-        row = Row(planned.call, on_round, logprobs)
         with self._wake:
             self._check_open()
             if not self._scheduler.has_place:
@@ -135,7 +135,7 @@ class Engine:
             self._count += 1
             self.counters.submitted += 1
             end = None if timeout_s is None else now + timeout_s
-            ticket = Ticket(planned, row, priority, self._count, *sizes, end, now)
+            ticket = Ticket(planned, row, priority, self._count, *sizes, end, kind, now)
             self._scheduler.push(ticket)
             self._wake.notify()
         ticket.future.add_done_callback(lambda _: self._notify())
@@ -192,28 +192,6 @@ class Engine:
         if self._is_closed:
             raise ValueError("this engine was closed; make another one: mmspec.Engine(fast)")
 
-    def _check(self, planned: Any) -> tuple[int, int]:
-        """Check a request; returns the slots of its prompt, and those that it may fill."""
-        call = planned.call
-        rows = len(call.request.noise.rows)
-        if rows != 1:
-            raise ValueError(f"the request has {rows} rows; submit each of them alone")
-        if planned.extra_outputs:
-            raise ValueError(
-                f"{', '.join(planned.extra_outputs)} needs a run of its own; drop it, give "
-                "logprobs= or on_round= to submit(), or call fast.generate()"
-            )
-        prompt: int = count_prompt_slots(call.request.inputs, call.request.past)
-        slots: int = prompt + call.request.max_new_tokens + DRAFT_SLOTS
-        max_slots = self.limits.max_slots
-        if max_slots is not None and slots > max_slots:
-            raise ValueError(
-                f"the request may fill {slots} slots ({prompt} of its prompt, max_new_tokens="
-                f"{call.request.max_new_tokens}, {DRAFT_SLOTS} of its draft), but max_slots="
-                f"{max_slots}; give a shorter prompt or fewer tokens"
-            )
-        return prompt, slots
-
     def _estimate_wait(self) -> float:
         """Seconds until a place in the queue is free."""
         mean = sum(self._durations) / len(self._durations) if self._durations else 1.0
@@ -247,8 +225,7 @@ class Engine:
     def _turn(self) -> bool:
         self._drop_ended()
         self._scheduler.start_turn()
-        while (ticket := self._take_next()) is not None:
-            self._begin(ticket)
+        self._read_prompts()
         for batch in list(self._batches):
             self._step(batch)
         return True
@@ -286,35 +263,64 @@ class Engine:
             self._tickets[ticket.row] = ticket
         return ticket
 
-    def _begin(self, ticket: Ticket) -> None:
-        """Read the prompt of a request, and let its row join a batch."""
-        ticket.started_at = monotonic()
-        row = ticket.row
-        try:
-            batch = RowBatch(row)
-        except Exception as error:
-            del self._tickets[row]
-            if isinstance(error, torch.OutOfMemoryError) and self._tickets:
-                ticket.row = Row(row.call, row.observer, row.num_alternatives)
-                with self._wake:
-                    self._scheduler.put_back(ticket)
-                return
-            with self._wake:
-                self._scheduler.leave(ticket)
-            self._fail(ticket, error)
+    def _read_prompts(self) -> None:
+        """Read prompts of waiting requests, if it is time to; their rows join the batches."""
+        with self._wake:
+            ready = min(len(self._scheduler.waiting), self._scheduler.free_rows)
+        if not self._timer.is_due(ready, len(self._tickets)):
             return
-        self.counters.prompt_tokens += batch.num_slots
-        self._count_tokens(row.tokens)
-        for other in self._batches:
-            if row.is_finished:
-                break
-            try:
-                other.join(batch)
+        for group in self._groups.split(list(iter(self._take_next, None))):
+            self._begin(group)
+
+    def _begin(self, tickets: Sequence[Ticket]) -> None:
+        """Read the prompts of requests of one kind."""
+        start = monotonic()
+        rows = [ticket.row for ticket in tickets]
+        batch = None
+        if len(rows) > 1:
+            batch = self._groups.read(rows, tickets[0].kind)
+            if batch is None:
+                for ticket in tickets:
+                    self._begin([ticket])
                 return
-            except CannotJoin:
-                continue
+        try:
+            batch = batch or RowBatch(rows)
+        except Exception as error:
+            self._refuse(tickets[0], error)
+            return
+        self._timer.add(len(rows), monotonic() - start)
+        self.counters.prompt_forwards += 1
+        for ticket in tickets:
+            ticket.started_at = start
+            self.counters.prompt_tokens += ticket.prompt_slots
+            self._count_tokens(ticket.row.tokens)
         self._batches.append(batch)
         self._deliver(batch)
+        if batch.rows:
+            self._join(batch)
+
+    def _refuse(self, ticket: Ticket, error: Exception) -> None:
+        """End a request whose prompt failed, or let it wait where memory was short."""
+        row = ticket.row
+        del self._tickets[row]
+        if isinstance(error, torch.OutOfMemoryError) and self._tickets:
+            ticket.row = Row(row.call, row.observer, row.num_alternatives)
+            with self._wake:
+                self._scheduler.put_back(ticket)
+            return
+        with self._wake:
+            self._scheduler.leave(ticket)
+        self._fail(ticket, error)
+
+    def _join(self, batch: RowBatch) -> None:
+        """Let the rows of a new batch join one that they can run in."""
+        for other in self._batches[:-1]:
+            try:
+                other.join(batch)
+            except CannotJoin:
+                continue
+            self._batches.remove(batch)
+            return
 
     def _step(self, batch: RowBatch) -> None:
         try:

@@ -54,6 +54,7 @@ class Counters:
     refused: int = 0  # the queue was full
     rounds: int = 0
     row_rounds: int = 0  # rounds, once per row
+    prompt_forwards: int = 0  # of one prompt, or of several together
     prompt_tokens: int = 0
     new_tokens: int = 0
     drafted: int = 0
@@ -71,6 +72,7 @@ class Ticket:
     prompt_slots: int
     slots: int  # of the cache, at most
     deadline: float | None  # of `time.monotonic`
+    kind: Any = None  # of those that its prompt may be read with; None: it is read alone
     submitted_at: float = field(default_factory=monotonic)
     started_at: float | None = None
     future: Future[Completion] = field(default_factory=Future)

@@ -116,10 +116,14 @@ def join_slotted(memory: Memory, other: Memory) -> Memory:
 
 
 def drop_row(memory: Memory | RowMemories, row: int) -> None:
-    """Remove a row; the last one takes its place. One row must remain."""
+    """Remove a row; the last one takes its place. One row must remain.
+
+    Raises CannotJoin for several rows that cannot be separated.
+    """
     if isinstance(memory, RowMemories):
         swap_out(memory.rows, row)
         return
+    to_joinable(memory)
     count, last = memory.batch, memory.batch - 1
     _store_of(memory).drop(row, count, memory.lengths[last])
     mask = memory.mask
@@ -139,28 +143,52 @@ def drop_row(memory: Memory | RowMemories, row: int) -> None:
 
 
 def to_joinable(memory: Memory | RowMemories) -> Memory | RowMemories:
-    """The memory of one request of one row in the form in which others can join it.
+    """The memory of a request in the form in which others can join it, without left padding.
 
     A memory that blocks of different lengths cannot be placed in is read row by row: recurrent
     states, the model's own steps, layers with states beside keys and values, masked or weighted
-    slots inside a prompt. Raises CannotJoin for a memory of several rows.
+    slots inside a prompt. Raises CannotJoin for such a memory of several rows.
     """
     if isinstance(memory, RowMemories) or memory.cache.store is not None:
         return memory
-    if memory.batch != 1:
-        raise CannotJoin(f"a request holds {memory.batch} rows of the cache; submit each alone")
-    plain = memory.mask.buffer[0, 0, 0, : memory.mask.open[0]]
+    lines = memory.mask.buffer[:, 0, 0]  # (1 or B, L)
+    rows = zip(range(memory.batch), memory.padding, memory.mask.open, strict=True)
     is_plain = (
         not memory.is_stepwise
         and memory.source is None
         and memory.model_cache is memory.cache
         and all(type(one) is SlotLayer and not one.is_cross_attention for one in _layers(memory))
-        and not bool(plain.any())
+        and not any(bool(lines[min(at, len(lines) - 1), a:b].any()) for at, a, b in rows)
     )
     if not is_plain:
+        if memory.batch != 1:
+            raise CannotJoin(f"{memory.batch} rows of the cache cannot be separated")
         return RowMemories([memory])
     _open_rows(memory)
+    if any(memory.padding):
+        _drop_padding(memory)
     return memory
+
+
+def _drop_padding(memory: Memory) -> None:
+    """Move the slots of every row to the front.
+
+    . . a b c          a b c . .
+    d e f g h    ->    d e f g h
+    """
+    pads = memory.padding
+    lengths = [length - pad for length, pad in zip(memory.lengths, pads, strict=True)]
+    places = torch.arange(max(lengths), device=memory.like.device).expand(memory.batch, -1)
+    shift = torch.tensor(pads, device=places.device)[:, None]
+    own = torch.tensor(lengths, device=places.device)[:, None]
+    memory.cache.move(torch.where(places < own, places + shift, places), places)
+    mask = memory.mask
+    mask.buffer = mask.buffer.clone()  # compiled reads notice another one
+    for row, (length, stop) in enumerate(zip(lengths, memory.lengths, strict=True)):
+        mask.buffer[row, :, :, :length] = 0
+        mask.open[row] = length
+        mask.dirty[row] = max(mask.dirty[row], stop)
+    memory.lengths, memory.padding = lengths, (0,) * memory.batch
 
 
 @dataclass
@@ -176,8 +204,13 @@ class RowStore:
         self._adopt()
         stop, slots = count + len(lengths), max(self.cache.plan.capacity, other.plan.capacity)
         self._reserve(stop, slots)
-        used = max(lengths)
-        for mine, layer in zip(self._own(), other.layers, strict=True):
+        used, theirs = max(lengths), other.plan.pool.buffer
+        is_whole = self._is_pooled and theirs is not None and _is_pooled(other)
+        if is_whole:
+            assert self.pool is not None
+            assert theirs is not None
+            self.pool[:, count:stop, :, :used] = theirs[:, :, :, :used]
+        for mine, layer in zip(self._own(), () if is_whole else other.layers, strict=not is_whole):
             for name, buffer in mine.items():
                 buffer[count:stop, :, :used] = getattr(layer, name)[:, :, :used]
         self._show(stop)
@@ -188,13 +221,23 @@ class RowStore:
         A masked slot is still multiplied by 0, so it may not hold NaN.
         """
         self._adopt()
-        for mine in self._own():
-            for buffer in mine.values():
-                buffer[row] = 0
-                if row != count - 1:
-                    buffer[row, :, :length] = buffer[count - 1, :, :length]
-                    buffer[count - 1] = 0
-        self._show(count - 1)
+        last = count - 1
+        if self._is_pooled:
+            assert self.pool is not None
+            buffers = [self.pool.transpose(0, 1)]  # (R, 2 layers, heads, L, width)
+        else:
+            buffers = [buffer for mine in self._own() for buffer in mine.values()]
+        for buffer in buffers:
+            if row != last:
+                buffer[row, ..., :length, :] = buffer[last, ..., :length, :]
+                buffer[row, ..., length:, :] = 0
+            buffer[last] = 0
+        self._show(last)
+
+    @property
+    def _is_pooled(self) -> bool:
+        """Whether all layers are in the pool."""
+        return self.pool is not None and _is_pooled(self.cache)
 
     def _layers(self) -> list[SlotLayer]:
         return [layer for layer in self.cache.layers if isinstance(layer, SlotLayer)]
@@ -250,6 +293,11 @@ class RowStore:
             else:
                 for name, buffer in self.buffers[index].items():
                     setattr(layer, name, buffer[:rows])
+
+
+def _is_pooled(cache: SlotCache) -> bool:
+    """Whether all layers of a cache are in its pool."""
+    return all(isinstance(layer, SlotLayer) and layer.is_pooled for layer in cache.layers)
 
 
 def _grow(buffer: Tensor, axis: int, rows: int, slots: int) -> Tensor:

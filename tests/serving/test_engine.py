@@ -64,6 +64,7 @@ def compare_with_alone(fast: Any, requests: list[Request], max_rows: int = 4) ->
     assert not [one.stats.fallback for one in found if one.stats.fallback]
     counters = engine.counters
     assert counters.completed == len(requests)
+    assert counters.prompt_forwards <= len(requests)
     assert counters.new_tokens == sum(one.stats.num_new_tokens for one in found)
     return counters.row_rounds / counters.rounds
 
@@ -108,9 +109,11 @@ def test_noise_of_another_row_would_be_noticed(monkeypatch: pytest.MonkeyPatch) 
     """Negative control: rows that take the noise of the row in their place."""
     fast = accelerated("llava", "coupled")
     requests = mixed_requests("llava", 9)
-    monkeypatch.setattr(
-        KeyedNoise, "join", lambda self, *_: KeyedNoise(torch.cat((self.rows, self.rows[-1:])))
-    )
+
+    def repeat_last(self: KeyedNoise, other: KeyedNoise, _: int) -> KeyedNoise:
+        return KeyedNoise(torch.cat((self.rows, self.rows[-1:].expand(len(other.rows)))))
+
+    monkeypatch.setattr(KeyedNoise, "join", repeat_last)
     with pytest.raises(AssertionError):
         compare_with_alone(fast, requests)
 

@@ -36,6 +36,7 @@ class Request:
     shared: Mapping[str, Any] = field(default_factory=dict)  # features that the call provides
     past: EarlierTurns | None = None  # the cache of an earlier turn to continue from
     row_limits: tuple[int, ...] | None = None  # of requests that run as one batch; None = all equal
+    is_merged: bool = False  # whether its rows are requests that were padded to be read together
 
 
 @dataclass(frozen=True)
@@ -118,10 +119,13 @@ class Context:
     def prefix(self, row: int) -> Tensor:  # (L,)
         """Tokens of a row for logits processors: the prompt as given, padding included.
 
-        A prompt of embeddings has none.
+        A prompt of embeddings has none. The padding of requests that are read together is none of
+        their own.
         """
         ids = self.request.inputs.get("input_ids")
         given = [] if ids is None else ids[row].tolist()
+        if self.request.is_merged:
+            given = given[self.padding[row] :]
         new = self.history[row][self.prompt[row] :]
         return torch.tensor(given + new, dtype=torch.int64, device=self.device)
 

@@ -90,10 +90,10 @@ def join_contexts(
     _check(other)
     if context.sampling.do_sample != other.sampling.do_sample:
         raise CannotJoin("greedy and sampled requests run as separate batches")
-    ours, theirs = to_joinable(context.memory), to_joinable(other.memory)
-    check_joins(ours, theirs)
+    context, other = drop_padding(context), drop_padding(other)
+    check_joins(context.memory, other.memory)
     join_drafters()
-    memory = join_memories(ours, theirs)
+    memory = join_memories(context.memory, other.memory)
     return replace(
         context,
         request=_join_requests(context, other, shift),
@@ -106,6 +106,22 @@ def join_contexts(
         finished=(*context.finished, *other.finished),
         shared={},
     )
+
+
+def drop_padding(context: Context) -> Context:
+    """The context in the form in which others can join it, without the padding of its prompts.
+
+    Raises CannotJoin; see `to_joinable`.
+    """
+    before, own = context.memory.padding, context.padding
+    memory, request = to_joinable(context.memory), context.request
+    if request.is_merged:
+        rows = zip(request.inputs["input_ids"], own, strict=True)
+        inputs = {"input_ids": tuple(ids[pad:] for ids, pad in rows)}
+        request = replace(request, inputs=inputs, is_merged=False)
+    dropped = zip(own, before, memory.padding, strict=True)
+    padding = tuple(pad - had + has for pad, had, has in dropped)
+    return replace(context, request=request, memory=memory, padding=padding)
 
 
 def drop_context_row(context: Context, row: int) -> Context:
