@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from mmspec.recipe import Recipe
     from mmspec.serving.engine import Engine
     from mmspec.stats import Stats
+    from mmspec.tracing.trace import Trace
 
 __version__ = "0.1.0"
 
@@ -33,6 +34,7 @@ __all__ = [
     "Output",
     "Recipe",
     "Stats",
+    "Trace",
     "accelerate",
     "compressors",
     "decode_plain",
@@ -50,6 +52,7 @@ _HOMES = {
     "Output": "mmspec.modalities.common.text_generation",
     "Recipe": "mmspec.recipe",
     "Stats": "mmspec.stats",
+    "Trace": "mmspec.tracing.trace",
     "accelerate": "mmspec.api",
     "decode_plain": "mmspec.api",
     "load": "mmspec.api",

@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
@@ -28,6 +29,7 @@ from mmspec.streaming import stream_rounds, take_turns
 
 if TYPE_CHECKING:  # the calls of all modalities, made by tools/surface.py
     from mmspec._surface import Calls
+    from mmspec.tracing.trace import Trace
 else:
     Calls = object
 
@@ -50,6 +52,7 @@ class Accelerated(Calls):
     - `row_ids`: one integer per row, which selects the noise of that row, so that its tokens do not
       depend on the rows it is batched with.
     - `on_round`: a function that is called with every `Round` of verified tokens.
+    - `trace`: a new `mmspec.Trace`, which records the rounds for a page to look at.
 
     As a context manager it disables itself at the end of the `with` block.
     """
@@ -163,9 +166,11 @@ class Accelerated(Calls):
         if self.is_disabled:
             return _call_model(self.model, call, args, arguments)
         arguments = dict(arguments)
-        on_round = arguments.pop("on_round", None)
+        on_round, given = arguments.pop("on_round", None), arguments.pop("trace", None)
         check_call_arguments(arguments.get("seed"), arguments.get("row_ids"), on_round)
-        loop = RequestLoop(self.model, [one for one in (observer, on_round) if one is not None])
+        trace = None if given is None else self._begin_trace(given, call, arguments)
+        observers = [one for one in (observer, on_round) if one is not None]
+        loop = RequestLoop(self.model, observers, trace)
         try:
             output = self.session.run(call, args, arguments, loop)
         except torch.OutOfMemoryError:
@@ -177,8 +182,23 @@ class Accelerated(Calls):
             request = f"{type(self.model).__name__}.{call}()"
             raise ValueError(library_message(error, request, given)) from error
         self.last_stats = loop.stats()
+        if trace is not None:
+            trace.finish(self.session, self.modality, output, self.last_stats)
         self._warn(self.last_stats)
         return output
+
+    def _begin_trace(self, given: Any, call: str, arguments: Mapping[str, Any]) -> Trace:
+        """Check and start a trace. Raises ValueError for what is none, and for a used one."""
+        trace: Trace = import_module("mmspec.tracing.trace").check_trace(given)  # on demand
+        about = {
+            "call": call,
+            "model": Path(self.session.name or type(self.model).__name__).name,
+            "recipe": self.recipe.name or "custom",
+            "exact": self.recipe.exact,
+            "drafter_saw": self.sees,
+        }
+        trace.begin(self.modality, about, arguments)
+        return trace
 
     def _missing_call(self, call: str) -> str:
         known = " or ".join(f"{name}()" for name in self.calls)
@@ -224,8 +244,10 @@ def _describe_idle(stats: Stats) -> str | None:
 class RequestLoop:
     """The `Loop` of one request: it counts rounds and shows them to observers."""
 
-    def __init__(self, model: Any, observers: Sequence[Observer]) -> None:
-        self.model, self.observers = model, tuple(observers)
+    def __init__(
+        self, model: Any, observers: Sequence[Observer], trace: Trace | None = None
+    ) -> None:
+        self.model, self.observers, self.trace = model, tuple(observers), trace
         self.ledger: Ledger | None = None
         self.has_rounds = False
         self.compiled: CompileLog | None = None
@@ -233,7 +255,7 @@ class RequestLoop:
 
     @property
     def is_watched(self) -> bool:
-        return bool(self.observers)
+        return bool(self.observers) or self.trace is not None
 
     def __call__(self, call: Call) -> Iterator[Round]:
         recipe = call.recipe
@@ -245,11 +267,15 @@ class RequestLoop:
                 self.compiled.start()
         has_partial = call.view is not None and self.observers
         output = PartialOutput(call.view) if call.view is not None and has_partial else None
+        if self.trace is not None:
+            call = self.trace.follow(call)
         rounds = self.ledger.follow(decode(call.parts, call.request))
         for turn in take_turns((self.model, *call.models), rounds):
             self.has_rounds = True
             if output is not None:
                 turn = output.extend(turn)
+            if self.trace is not None:
+                self.trace.add(turn)
             for observer in self.observers:
                 observer(turn)
             yield turn
@@ -296,7 +322,7 @@ def _remake(function: Callable[..., Any], args: Sequence[Any], keywords: Mapping
 
 def _call_model(model: Any, call: str, args: Sequence[Any], arguments: Mapping[str, Any]) -> Any:
     """The model's own output. Raises ValueError for arguments that only mmspec takes."""
-    ours = sorted({"seed", "row_ids", "on_round"} & set(arguments))
+    ours = sorted({"seed", "row_ids", "on_round", "trace"} & set(arguments))
     if ours:
         raise ValueError(
             f"{', '.join(ours)} is an argument of mmspec, and this object was disabled; drop it, "

@@ -71,6 +71,17 @@ class BrokenLogits(ValueError):
         self.tokens = tokens
 
 
+class Watch(Protocol):
+    """Sees a round with its tensors, which stay on the device: it must not read them.
+
+    `probs()` returns the drafter's probabilities (B, N) of its tokens; None = unknown.
+    """
+
+    def __call__(
+        self, draft: Draft, scores: Scores | None, round_: Round, probs: Callable[[], Tensor | None]
+    ) -> None: ...
+
+
 @dataclass(frozen=True)
 class Parts:
     """The parts that decode one request."""
@@ -80,6 +91,7 @@ class Parts:
     verifier: Verifier
     stop: Stop | RowStops
     gate: Gate | None = None
+    watch: Watch | None = None  # records traces
 
 
 def decode(parts: Parts, request: RequestLike) -> Iterator[Round]:
@@ -129,6 +141,8 @@ class Running:
         calls = scores.calls if called and scores is not None else 0
         round_ = replace(round_, calls=calls, seconds=clock.read())
         clock.to("host")
+        if parts.watch is not None:
+            parts.watch(draft, scores, round_, lambda: guarded.token_probs(draft))
         self.context = context = target.keep(context, draft, round_)
         if called and scores is not None:
             clock.to("draft")
@@ -299,6 +313,9 @@ class GuardedDrafter:
         self.state = self._run_guarded(
             lambda drafter: drafter.observe(context, self.state, draft, scores, round_)
         )
+
+    def token_probs(self, draft: Draft) -> Tensor | None:
+        return self._run_guarded(lambda drafter: drafter.token_probs(self.state, draft))
 
     def pop_failure(self) -> str | None:
         """Return why the drafter was disabled, once."""

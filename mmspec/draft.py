@@ -189,7 +189,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Round:
-    """One iteration of the loop, on the host: accepted tokens and cost.
+    """One iteration of the loop, on the host: accepted tokens, cost, and the `partial()` output.
 
     `path[b]` are the draft nodes accepted in row b; `takes_next[b]` is whether the target's own
     token was taken as well (not where a stop condition ended the row before it).
@@ -209,9 +209,7 @@ class Round:
     seconds: Mapping[str, float] = field(default_factory=dict)  # prefill, draft, verify, host
     fallback: str | None = None  # why the drafter was disabled in this round
     excess: tuple[float, ...] | None = None  # over-accepted mass per row; None = not measured
-    partial: Callable[[], Any] = field(
-        default=raise_no_picture, repr=False, compare=False
-    )  # partial image
+    partial: Callable[[], Any] = field(default=raise_no_picture, repr=False, compare=False)
 
     @property
     def is_unverified(self) -> bool:  # whether a gate accepted these tokens without the target
@@ -229,7 +227,7 @@ class Target(Protocol):
 class Drafter(ABC):
     """Proposes drafts and observes their verdicts.
 
-    All properties after `kinds` have a default. A drafter without state only implements `propose`.
+    All but `kinds` and `propose` have a default; `token_probs` is for drafts without distributions.
     """
 
     @property
@@ -288,6 +286,9 @@ class Drafter(ABC):
 
     def cache_bytes(self, state: Any) -> int | None:
         """Bytes of its own keys and values; None = not known."""
+        return None
+
+    def token_probs(self, state: Any, draft: Draft) -> Tensor | None:  # (B, N) q, for traces
         return None
 
     @abstractmethod

@@ -93,6 +93,16 @@ def chat_model(modality: Modality) -> Any:
     return import_module(f"{modality.package}.serving").chat_model
 
 
+def tracing(modality: Modality) -> Any:
+    """Import what a modality shows of its outputs in a trace; None where that is text alone.
+
+    Its `depict(session, output, trace)` returns plain data of views, by name (docs/trace.md).
+    """
+    if find_spec(f"{modality.package}.tracing") is None:
+        return None
+    return import_module(f"{modality.package}.tracing")
+
+
 def training_data(modality: Modality) -> TrainingData:
     """Import the training data of a modality. Raises ValueError where it has none."""
     if modality.training_data is None:

@@ -35,7 +35,7 @@ FLOORS = (
     ("recipes",),
     ("decode", "modality", "registry"),
     ("zoo",),
-    ("streaming", "saving"),
+    ("streaming", "saving", "tracing"),
     ("accelerated", "draft_models"),
     ("modalities",),  # what binds a model to a recipe
     ("api", "__init__"),

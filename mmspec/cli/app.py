@@ -57,12 +57,28 @@ def generate(
     out: Annotated[
         Path | None, typer.Option(help="File to write; default: mmspec.png for images.")
     ] = None,
+    trace: Annotated[
+        Path | None, typer.Option(help="Write every round, as a page (.html) or as data (.jsonl).")
+    ] = None,
     compare: Annotated[
         bool, typer.Option(help="Also measure the library's own generate().")
     ] = True,
     repeats: Repeats = 5,
+    quiet: Annotated[
+        bool, typer.Option("--quiet", help="Print the text at its end, without colours.")
+    ] = False,
 ) -> None:
     """Generate text, images, speech or actions, and report the speed-up."""
+
+
+@app.command("trace")
+def trace(
+    file: Annotated[Path, typer.Argument(help="What `mmspec generate --trace FILE.jsonl` wrote.")],
+    out: Annotated[Path | None, typer.Option(help="The page to write; default: FILE.html.")] = None,
+    json: Json = False,
+) -> None:
+    """Make a page of a saved trace: the rounds of a request, to look at in a browser."""
+    run_function("mmspec.cli.trace:make_page", file, out, json)
 
 
 @app.command("doctor")

@@ -15,6 +15,7 @@ from mmspec.cli.models import (
     check_distinct,
     check_file,
     check_prompts,
+    check_writable,
     load,
     select,
 )
@@ -28,6 +29,7 @@ from mmspec.cli.output import (
     show_progress,
     show_status,
 )
+from mmspec.cli.trace import TRACE_FILES, make_trace, watch_words, write_trace
 from mmspec.modality import Selection, Workload
 from mmspec.stats import Stats
 
@@ -39,16 +41,29 @@ COMPARED = (  # columns of a row that are reported for a single output
 CALLS = "target calls after the prefill"
 
 
-def run(options: ModelOptions, prompt: str, out: Path | None, compare: bool, repeats: int) -> None:
+def run(
+    options: ModelOptions,
+    prompt: str,
+    out: Path | None,
+    trace: Path | None,
+    compare: bool,
+    repeats: int,
+    quiet: bool,
+) -> None:
     """Generate, print or write the output, and measure it beside the library's generate()."""
     selected = select(options)
-    recipe, place = selected.recipe, _output_file(out, selected)
+    recipe, place = selected.recipe, _output_file(out, trace, selected)
     check_prompts(selected.owner, [prompt])
     _check_sound(selected)
     loaded = load(options, selected)
     request, fast = loaded.formatter.request([prompt]), loaded.accelerate(recipe)
-    with show_status(f"generating with {recipe}", options.json):
+    live = None if quiet or options.json or out is not None else watch_words(loaded)
+    record = None if trace is None else make_trace(loaded, prompt)
+    watched = {"on_round": live, "trace": record}
+    request |= {name: value for name, value in watched.items() if value is not None}
+    with show_status(f"generating with {recipe}", options.json or live is not None):
         output = loaded.call(fast, request, options.seed)
+    request = {name: value for name, value in request.items() if name not in watched}
     stats, formatter = fast.last_stats, loaded.formatter
     assert stats is not None
     text = formatter.text(output)
@@ -67,8 +82,13 @@ def run(options: ModelOptions, prompt: str, out: Path | None, compare: bool, rep
     }
     if not options.json:
         text_or_files = f"{', '.join(map(str, files))}: {prompt}" if text is None else text
-        console().print(text_or_files, markup=False)
+        if live is None:
+            console().print(text_or_files, markup=False)
+        else:
+            live.end()
         console().print()
+    if record is not None and trace is not None:
+        document["trace"] = str(write_trace(record, trace, loaded, request, compare, options))
     if compare:
         document |= _compare(options, loaded, fast, prompt, repeats, [str(one) for one in files])
     document["stats"] = stats.to_dict()
@@ -90,13 +110,15 @@ def _check_sound(selected: Selected) -> None:
             )
 
 
-def _output_file(out: Path | None, selected: Selected) -> Path | None:
+def _output_file(out: Path | None, trace: Path | None, selected: Selected) -> Path | None:
     """The output file; None for text."""
     if out is not None:
         check_file("--out", out, selected.owner)
+    if trace is not None:
+        check_writable("--trace", trace, TRACE_FILES)
     usual = Path(f"mmspec{selected.owner.files[0]}") if selected.owner.files else None
     place = out or usual
-    check_distinct({"--out": place, **selected.output_files})
+    check_distinct({"--out": place, "--trace": trace, **selected.output_files})
     return place
 
 
@@ -189,6 +211,7 @@ def _run(document: dict[str, Any], stats: Stats) -> list[tuple[str, Any]]:
         ("drafter saw", stats.drafter_saw),
         ("recipe", f"{document['recipe']} ({'exact' if stats.exact else 'lossy'})"),
         ("model, drafter", [document["model"], document["drafter"]]),
+        ("trace", document.get("trace")),
         ("fell back to plain decoding", stats.fallback),
     ]
     return [row for row in rows if row[1] is not None]

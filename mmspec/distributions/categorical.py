@@ -173,6 +173,15 @@ def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) 
     return torch.searchsorted(mass, place, right=True).clamp_max(weights.shape[-1] - 1)
 
 
+def probs_of_tokens(
+    scores: Tensor, rows: Tensor, tokens: Tensor
+) -> Tensor:  # (B, M, V), (B, N), (B, N) -> (B, N)
+    """The softmax of scores at a row and a token each, also for scores that a point mass ranks."""
+    size = scores.shape[-1]
+    index = rows * size + tokens.clamp(0, size - 1)
+    return scores.softmax(-1).flatten(1).gather(1, index)
+
+
 def residual(p: Tensor, q: Tensor) -> Tensor:  # (..., V), (..., V) -> (..., V)
     """norm((p - q)+), or p where p equals q (Leviathan et al. 2023, eq. for p')."""
     return normalise((p - q).clamp_min(0), p)

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec._attributes import default_property
-from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.categorical import Categorical, probs_of_tokens
 from mmspec.distributions.sampling import Prefix
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.trees.draws import draw
@@ -177,6 +177,26 @@ class GrownDraft:
             assert self.draft.read_order is not None
             return list(self.draft.read_order.tolist())
         return [self.places[row if len(self.places) > 1 else 0] for row in range(batch)]
+
+    def token_probs(self) -> Tensor | None:  # (B, N)
+        """Probability of each token after its parent; None = the distributions are not known."""
+        draft = self.draft
+        if not draft.nodes or not self.distributions:
+            return None
+        if self.places is not None and not any(self.places):  # one distribution per depth
+            rows = draft.depths()
+        else:
+            read = draft.read_order
+            if self.places is not None:
+                own = self.rows(draft.batch)
+                if {len(row) for row in own} != {draft.nodes}:  # another drafter drafted a row
+                    return None
+                read = torch.tensor(own, device=draft.tokens.device)
+            assert read is not None
+            after = read.gather(1, draft.parents.clamp_min(0)) + 1
+            rows = torch.where(draft.parents < 0, 0, after)
+        scores = torch.cat([one.scores for one in self.distributions], 1)
+        return probs_of_tokens(scores, rows, draft.tokens)
 
     def accepted_reads(self, round_: Round) -> tuple[tuple[int, ...], ...]:
         """Per row, the accepted nodes that the draft model has read, in reading order.

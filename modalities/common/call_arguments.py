@@ -10,7 +10,12 @@ from torch import Tensor
 
 from mmspec import _hf_cache
 
-HOOK_ARGUMENTS = ("seed", "row_ids", "drafter_inputs")  # in addition to those of transformers
+HOOK_ARGUMENTS = (
+    "seed",
+    "row_ids",
+    "drafter_inputs",
+    "trace",
+)  # in addition to those of transformers
 
 
 def make_hook_signature(media: Sequence[str] = ()) -> inspect.Signature:

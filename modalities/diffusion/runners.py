@@ -234,8 +234,8 @@ class ForecastRunner:
         if loop.is_watched:
             raise ValueError(
                 f"recipe {self.recipe.name or 'custom'!r} runs the pipeline's own loop and has no "
-                "rounds to show; drop on_round= and stream(), or use a recipe that samples chains, "
-                "such as 'asd'"
+                "rounds to show; drop on_round=, trace= and stream(), or use a recipe that samples "
+                "chains, such as 'asd'"
             )
         if seed is not None and given.get("generator") is not None:
             raise ValueError("seed= and generator= both set the noise; give one of them")

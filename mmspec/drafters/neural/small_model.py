@@ -84,6 +84,9 @@ class Autoregressive(MultiKindDrafter, ModelDrafter):
     def cache_bytes(self, state: _State) -> int | None:
         return self.model.cache_bytes(state.model)
 
+    def token_probs(self, state: _State, draft: Draft) -> Tensor | None:  # (B, N)
+        return None if state.sprout is None else state.sprout.token_probs()
+
     def skip_rows(
         self, context: Context, state: _State, rows: Sequence[bool] | None = None
     ) -> _State:
@@ -226,8 +229,7 @@ def build_head_drafter(kit: Kit) -> Drafter:
     if not isinstance(kit.drafter, DraftModel):
         raise ValueError(
             f"a {type(kit.drafter).__name__} is not a source of draft distributions; let the "
-            "`read` "
-            "of its sort give what inherits mmspec.drafters.draft_model.DraftModel"
+            "`read` of its sort give what inherits mmspec.drafters.draft_model.DraftModel"
         )
     if kit.compressor is not None:
         raise ValueError(
@@ -319,8 +321,7 @@ class SmallModelKind(DraftModelKind):
 
     `check` is an additional check of the pair, `save_extra` saves what is trained in addition to
     the weights, and `marker_files` are files or folders that identify a folder of this kind. One
-    that
-    `has_own_codes` has codes of its own, which are converted to the target's.
+    that `has_own_codes` has codes of its own, which are converted to the target's.
     """
 
     description: str = "draft model"
@@ -385,8 +386,7 @@ class SmallModelKind(DraftModelKind):
         """A model like the target with one decoder layer."""
         config = copy.deepcopy(target.model.config)
         text = config.get_text_config(decoder=True)
-        kinds = vars(text).get("layer_types")
-        if kinds:
+        if kinds := vars(text).get("layer_types"):
             text.layer_types = [FULL if FULL in kinds else kinds[0]]
         text.num_hidden_layers = 1
         return random_model(lambda: type(target.model)(config), seed)

@@ -1,0 +1,1 @@
+"""Traces: a record of every round of a request, as a JSONL file and as a page to look at."""
