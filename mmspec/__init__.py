@@ -20,6 +20,8 @@ if TYPE_CHECKING:
     from mmspec import compressors, drafters, modalities, recipes, verifiers, zoo
     from mmspec.accelerated import Accelerated
     from mmspec.api import accelerate, decode_plain, load
+    from mmspec.distributions.call_state import StatefulProcessor
+    from mmspec.distributions.grammar import Grammar
     from mmspec.modalities.common.text_generation import Output
     from mmspec.recipe import Recipe
     from mmspec.serving.engine import Engine
@@ -31,8 +33,10 @@ __version__ = "0.1.0"
 __all__ = [
     "Accelerated",
     "Engine",
+    "Grammar",
     "Output",
     "Recipe",
+    "StatefulProcessor",
     "Stats",
     "Trace",
     "accelerate",
@@ -49,8 +53,10 @@ __all__ = [
 _HOMES = {
     "Accelerated": "mmspec.accelerated",
     "Engine": "mmspec.serving.engine",
+    "Grammar": "mmspec.distributions.grammar",
     "Output": "mmspec.modalities.common.text_generation",
     "Recipe": "mmspec.recipe",
+    "StatefulProcessor": "mmspec.distributions.call_state",
     "Stats": "mmspec.stats",
     "Trace": "mmspec.tracing.trace",
     "accelerate": "mmspec.api",

@@ -1,9 +1,12 @@
-"""Tree topologies: one shared by all rows of a batch, or one table of parents per row."""
+"""Tree topologies: one shared by all rows of a batch, or one table of parents per row.
+
+And the tokens along their paths, as logits processors read them.
+"""
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from itertools import accumulate
@@ -228,3 +231,86 @@ def limit_depth(tree: Tree, depth: int) -> Tree:
     left = [node for node in range(tree.nodes) if tree.depths[node] < depth]
     index = {node: place for place, node in enumerate(left)} | {-1: -1}
     return Tree(tuple(index[tree.parents[node]] for node in left))
+
+
+Paths = Sequence[Sequence[Sequence[int]]]  # rows, nodes, drafted tokens
+
+
+@dataclass(frozen=True)
+class NodePrefix:
+    """The tokens before each node (row, node), for logits processors.
+
+    They are those of the row, and the drafted ones of the node's own path. Drafted tokens are read
+    from their device once, when they are first used.
+    """
+
+    prompt: Callable[[int], Sequence[int]]  # of a row as it was given, padding included
+    generated: Sequence[Sequence[int]]  # committed new tokens of each row
+    device: torch.device
+    read_paths: Callable[[], Paths] | None = None  # None = every node follows the committed tokens
+
+    def __call__(self, row: int, node: int) -> Tensor:  # (L,)
+        drafted = self.paths[row][node] if self.paths is not None else ()
+        return torch.cat((self._committed[row], self._committed[row].new_tensor([*drafted])))
+
+    def drafted(self, row: int, node: int) -> Sequence[int]:
+        """The drafted tokens of a node's path."""
+        return () if self.paths is None else self.paths[row][node]
+
+    def select(self, rows: Sequence[int]) -> NodePrefix:
+        """The prefixes of some rows."""
+
+        def read() -> Paths:
+            assert self.paths is not None
+            return [self.paths[row] for row in rows]
+
+        return NodePrefix(
+            lambda row: self.prompt(rows[row]),
+            [self.generated[row] for row in rows],
+            self.device,
+            None if self.read_paths is None else read,
+        )
+
+    @cached_property
+    def paths(self) -> Paths | None:
+        """Drafted tokens of every node's path; None = there are none."""
+        return None if self.read_paths is None else self.read_paths()
+
+    @cached_property
+    def _committed(self) -> list[Tensor]:  # (L,) each
+        return [
+            torch.tensor([*self.prompt(row), *new], dtype=torch.int64, device=self.device)
+            for row, new in enumerate(self.generated)
+        ]
+
+
+def paths_of_tree(tokens: Tensor, parents: Sequence[int] | Tensor) -> Paths:
+    """The paths after the context (entry 0) and after each node (entry i + 1).
+
+    `tokens` (B, N) are those of the nodes; `parents` (N), or (B, N) where rows differ, are node
+    indices, -1 = the context.
+    """
+    if isinstance(parents, Tensor):
+        lines = torch.cat((tokens, parents), 1).tolist()
+        count = tokens.shape[1]
+        return [_follow(line[:count], line[count:]) for line in lines]
+    return [_follow(line, parents) for line in tokens.tolist()]
+
+
+def paths_of_visible(tokens: Tensor, visible: Tensor) -> Paths:  # (B, m), (B, n, m) bool
+    """The paths of n nodes, which include the node itself: the tokens that each one attends to."""
+    count, width = visible.shape[1:]
+    lines = torch.cat((tokens, visible.flatten(1).to(tokens.dtype)), 1).tolist()
+    found = []
+    for line in lines:
+        own, flags = line[:width], line[width:]
+        seen = [flags[node * width : (node + 1) * width] for node in range(count)]
+        found.append([[token for token, on in zip(own, row, strict=True) if on] for row in seen])
+    return found
+
+
+def _follow(tokens: Sequence[int], parents: Sequence[int]) -> list[list[int]]:
+    paths: list[list[int]] = [[]]
+    for token, parent in zip(tokens, parents, strict=True):
+        paths.append([*paths[parent + 1], token])
+    return paths

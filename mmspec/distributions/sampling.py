@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from typing import Any, Protocol
 
@@ -43,9 +43,18 @@ from transformers import (
 )
 
 from mmspec import _hf
-from mmspec.distributions.call_state import StateWatch, is_of_user
+from mmspec.distributions.call_state import (
+    Group,
+    StatefulProcessor,
+    StateTrees,
+    StateWatch,
+    group_nodes,
+    is_of_user,
+    run_grouped,
+)
 from mmspec.distributions.categorical import Categorical
 from mmspec.errors import check_flag, check_number, is_integer
+from mmspec.trees import NodePrefix
 
 Prefix = Callable[[int, int], Tensor]  # (row, node) -> (L,) int64: the tokens before that node
 
@@ -62,8 +71,9 @@ class Sampling:
 
     The order is that of `generate()`: `processors`, then temperature, top-k, top-p, min-p, typical,
     epsilon, eta. Greedy decoding (`do_sample=False`) runs the processors only. The neutral value of
-    every other setting switches it off. `processors` are stateless Hugging Face processors; a
-    custom one that keeps state between calls is refused when it runs (`call_state`).
+    every other setting switches it off. `processors` are stateless Hugging Face processors, or
+    declare their state (`StatefulProcessor`); a custom one that keeps state between calls is
+    refused when it runs (`call_state`).
     `position_processors` run first and depend on absolute positions only.
     """
 
@@ -132,10 +142,37 @@ class Sampling:
                 remaining.pop()
         return cls(do_sample=do_sample, processors=tuple(remaining), **settings)
 
+    def add_processor(self, processor: LogitsProcessor) -> Sampling:
+        """The settings with one more processor, which runs before those that cut a distribution."""
+        kept, cut = list(self.processors), list[LogitsProcessor]()
+        while kept and type(kept[-1]) in _CUTS:
+            cut.insert(0, kept.pop())
+        return replace(self, processors=(*kept, processor, *cut))
+
     @property
     def needs_prefix(self) -> bool:
         """Whether a distribution depends on its prefix."""
         return any(type(processor) not in _PREFIX_FREE for processor in self.processors)
+
+    @cached_property
+    def is_constrained(self) -> bool:
+        """Whether a processor declares its state, and so may let no token of a draft follow."""
+        return any(isinstance(processor, StatefulProcessor) for processor in self.processors)
+
+    @cached_property
+    def state_trees(self) -> StateTrees:
+        """The states of processors that declare them, of this request."""
+        return StateTrees()
+
+    @cached_property
+    def of_drafts(self) -> Sampling:
+        """The settings of draft distributions: without processors that leave drafts as they are."""
+        kept = [
+            processor
+            for processor in self.processors
+            if not isinstance(processor, StatefulProcessor) or processor.masks_drafts
+        ]
+        return self if len(kept) == len(self.processors) else replace(self, processors=tuple(kept))
 
     def distribution(
         self, logits: Tensor, prefix: Prefix | None = None, position: Tensor | None = None
@@ -174,20 +211,24 @@ class Sampling:
     def _process(self, scores: Tensor, prefix: Prefix | None) -> Tensor:  # (B, M, V) -> (B, M, V)
         batch, nodes, _ = scores.shape
         paths: list[Tensor] = []
-        groups: list[_Group] = []
-        if self.needs_prefix:
-            if prefix is None:
-                names = sorted({type(p).__name__ for p in self.processors} - _NAMES_PREFIX_FREE)
-                raise ValueError(
-                    f"{', '.join(names)} read the tokens before; give distribution() a prefix"
-                )
+        groups: list[Group] = []
+        if self.needs_prefix and prefix is None:
+            names = sorted({type(p).__name__ for p in self.processors} - _NAMES_PREFIX_FREE)
+            raise ValueError(
+                f"{', '.join(names)} read the tokens before; give distribution() a prefix"
+            )
+        if prefix is not None and self._reads_paths:
             paths = [
                 prefix(row, node).to(scores.device) for row in range(batch) for node in range(nodes)
             ]
             row_bound = not all(_ignores_rows(p) for p in self.processors)
-            groups = _group(paths, batch, row_bound)
+            groups = group_nodes(paths, batch, row_bound)
         flat = scores.flatten(0, 1)
         for processor, watch in zip(self.processors, self._watches, strict=True):
+            if isinstance(processor, StatefulProcessor):
+                assert isinstance(prefix, NodePrefix)  # of a request; others come from tests
+                flat = self.state_trees.process(processor, flat, prefix, nodes)
+                continue
             run = partial(_run, processor, flat, paths, nodes, groups)
             flat = run() if watch is None else watch.run(run)
         return flat.view(scores.shape)
@@ -196,6 +237,14 @@ class Sampling:
     def _watches(self) -> tuple[StateWatch | None, ...]:
         """Watches of the user's own processors."""
         return tuple(StateWatch(p) if is_of_user(p) else None for p in self.processors)
+
+    @cached_property
+    def _reads_paths(self) -> bool:
+        """Whether a processor is called with the ids of the tokens before."""
+        return any(
+            type(p) not in _PREFIX_FREE and not isinstance(p, StatefulProcessor)
+            for p in self.processors
+        )
 
 
 def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (..., V) x2 -> (..., V)
@@ -215,65 +264,19 @@ def guide(cond: Tensor, uncond: Tensor | None, scale: float) -> Tensor:  # (...,
     return u + (c - u) * scale
 
 
-@dataclass(frozen=True)
-class _Group:
-    """One call of a prefix-dependent processor."""
-
-    ids: Tensor  # (R, L) prefixes of equal length
-    nodes: Tensor  # (R,) flat indices of their scores
-    keep: Tensor | None  # which of the R results are used; None = all
-
-
-def _group(paths: list[Tensor], batch: int, row_bound: bool) -> list[_Group]:
-    """Group the B * M nodes, row by row, into calls of equal prefix length.
-
-    A processor that depends on the row index (a prompt length per row, a batch index) must get row
-    b at index b. A call then has one node of every row; rows of another prefix length are fillers
-    (cut if longer) whose results are discarded.
-    """
-    everything = range(len(paths))
-    count = len(paths) // batch
-    sets = [everything[node::count] for node in range(count)] if row_bound else [everything]
-    groups = []
-    for members in sets:
-        for length in sorted({len(paths[i]) for i in members}):
-            same = [i for i in members if len(paths[i]) == length]
-            called = list(members) if row_bound else same
-            ids = torch.stack(
-                [paths[i if len(paths[i]) >= length else same[0]][:length] for i in called]
-            )
-            keep = None
-            if len(same) < len(called):
-                keep = torch.tensor([called.index(i) for i in same], device=ids.device)
-            groups.append(_Group(ids, torch.tensor(called, device=ids.device), keep))
-    return groups
-
-
 def _run(
     processor: LogitsProcessor,
     flat: Tensor,
     paths: list[Tensor],
     nodes: int,
-    groups: list[_Group],
+    groups: list[Group],
 ) -> Tensor:  # (B * M, V)
     if type(processor) in _PREFIX_FREE:
         changed: Tensor = processor(_no_ids(flat), flat)
         return changed
     if type(processor) is PrefixConstrainedLogitsProcessor:
         return _run_per_node(processor, flat, paths, nodes)
-    return _run_grouped(processor, flat, groups)
-
-
-def _run_grouped(processor: LogitsProcessor, flat: Tensor, groups: list[_Group]) -> Tensor:
-    out = torch.empty_like(flat)
-    for group in groups:
-        # indexing copies, so processors may write in place
-        result = processor(group.ids, flat[group.nodes])
-        if group.keep is None:
-            out[group.nodes] = result
-        else:
-            out[group.nodes[group.keep]] = result[group.keep]
-    return out
+    return run_grouped(processor, flat, groups)
 
 
 def _run_per_node(
@@ -315,7 +318,7 @@ def _ignores_rows(processor: LogitsProcessor) -> bool:
     """Whether it treats every row alike, so that rows may be grouped freely."""
     if type(processor) is RepetitionPenaltyLogitsProcessor:
         return not isinstance(processor.prompt_ignore_length, Tensor)
-    return type(processor) in _PREFIX_FREE | _ROW_FREE
+    return type(processor) in _PREFIX_FREE | _ROW_FREE or isinstance(processor, StatefulProcessor)
 
 
 def _check_stateless(processor: LogitsProcessor) -> None:
@@ -347,6 +350,7 @@ _PREFIX_FREE: frozenset[type[Any]] = frozenset(
         SuppressTokensLogitsProcessor,
     ]
 )
+_CUTS = (*(warper for warper, _, _ in _WARPERS.values()), TopHLogitsWarper)
 _NAMES_PREFIX_FREE = frozenset(kind.__name__ for kind in _PREFIX_FREE)
 
 _ROW_FREE: frozenset[type[Any]] = frozenset(

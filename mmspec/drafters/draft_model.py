@@ -18,13 +18,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec._attributes import default_property
+from mmspec.distributions.call_state import keep_possible
 from mmspec.distributions.categorical import Categorical, probs_of_tokens
 from mmspec.distributions.sampling import Prefix
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.trees.draws import draw
 from mmspec.targets.memory import TokenBlock, build_block
-from mmspec.targets.tokens.context import Context
-from mmspec.trees import additive_mask
+from mmspec.targets.tokens.context import Context, prefix_of
+from mmspec.trees import additive_mask, paths_of_visible
 
 
 class DraftModel(ABC):
@@ -133,7 +134,7 @@ class DraftNodes:
             return None
         tokens = torch.cat((*self.earlier, self.tokens), 1)
         visible = self.layout.visible.expand(context.batch, -1, -1)
-        return lambda row, node: torch.cat((context.prefix(row), tokens[row, visible[row, node]]))
+        return prefix_of(context, lambda: paths_of_visible(tokens, visible))
 
     def block(self, like: Tensor, waiting: int = 0) -> TokenBlock:
         """As a token block after the cached tokens and `waiting` uncached ones, where `like` is."""
@@ -270,7 +271,11 @@ def draft_distribution(
     if missing:
         logits = functional.pad(logits, (0, missing), value=-torch.inf)  # negative = cut
     position = context.position() + ahead if context.sampling.position_processors else None
-    return context.sampling.distribution(logits, prefix, position)
+    sampling = context.sampling.of_drafts
+    made = sampling.distribution(logits, prefix, position)
+    if not sampling.is_constrained:
+        return made
+    return Categorical(keep_possible(made.scores, logits), made.hard)
 
 
 def move_tensors(inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
@@ -287,9 +292,7 @@ def predict_ahead(context: Context, logits: Tensor, nodes: DraftNodes) -> Catego
 
 def committed_prefix(context: Context) -> Prefix | None:
     """The committed tokens, for logits processors that need them."""
-    if not context.sampling.needs_prefix:
-        return None
-    return lambda row, _: context.prefix(row)
+    return prefix_of(context) if context.sampling.needs_prefix else None
 
 
 def waiting_block(

@@ -38,7 +38,8 @@ class Stop:
     without scores; with several rows one that keeps state between calls is refused. A row that has
     ended is padded while others continue, even without an EOS token; `generate()` then continues
     such a row. `max_time` (seconds) is measured from `started` and checked once per `cut`; the
-    current round is completed.
+    current round is completed. `guard(row, emitted_before, tokens)` is called with the tokens that
+    are kept, and raises for those that must not follow.
     """
 
     max_new_tokens: int
@@ -46,6 +47,7 @@ class Stop:
     max_time: float | None = None
     criteria: tuple[StoppingCriteria, ...] = ()
     started: float = field(default_factory=time.time)
+    guard: Callable[[int, int, Sequence[Any]], None] | None = None
 
     def __post_init__(self) -> None:
         check_number("max_new_tokens", self.max_new_tokens, whole=True, example=64)
@@ -144,6 +146,8 @@ class Stop:
             first = self._first_hit(row, tokens[:kept], prefix)
             if first is not None:
                 kept, finished = first + 1, True
+        if self.guard is not None:
+            self.guard(row, emitted_before, tokens[:kept])
         if self.max_time is not None and not finished:
             finished = time.time() - self.started > self.max_time
         return kept, finished

@@ -15,6 +15,7 @@ HOOK_ARGUMENTS = (
     "row_ids",
     "drafter_inputs",
     "trace",
+    "grammar",
 )  # in addition to those of transformers
 
 

@@ -52,6 +52,7 @@ from mmspec.targets.tokens.turns import (
 OWN_ARGUMENTS = (
     *("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer", "past_key_values"),
     *("generation_config", "stopping_criteria", "logits_processor", "prefix_allowed_tokens_fn"),
+    "grammar",
 )
 
 
@@ -117,10 +118,8 @@ class TextGenerator:
         check_callables(own)
         has_past = own["past_key_values"] is not None  # then a mask may be longer than the ids
         self.check({n: v for n, v in inputs.items() if not has_past or n != "attention_mask"})
-        inputs, model = (
-            self._complete_inputs(inputs, own["generation_config"], rest),
-            self.bound.model,
-        )
+        inputs = self._complete_inputs(inputs, own["generation_config"], rest)
+        model = self.bound.model
         check_carrier(inputs)
         inputs, past = self._split_turns(inputs, own["past_key_values"], own["drafter_inputs"])
         check_request(model, self.bound.backbone.family, drop_cached_ids(inputs, past))
@@ -137,14 +136,13 @@ class TextGenerator:
             if model.config.is_encoder_decoder
             else inputs.get("input_ids"),
             embeds=inputs.get("inputs_embeds"),
-            attention_mask=full_attention_mask(
-                inputs, past
-            ),  # as generate() shows it to processors
+            attention_mask=full_attention_mask(inputs, past),  # as generate() shows processors
             processors=own["logits_processor"] or (),
             prefix_allowed_tokens_fn=own["prefix_allowed_tokens_fn"],
         )
         criteria = own["stopping_criteria"] or ()
         stop = Stop.resolve(model, config, ids.shape[1], criteria, own["tokenizer"])
+        sampling, stop = self.bound.constrain(sampling, stop, batch, own)
         options = _OutputOptions.from_config(config, own["past_key_values"], self.bound)
         settings = (own["seed"], own["row_ids"], own["drafter_inputs"])
         shared = self.make_shared(batch)
@@ -180,9 +178,11 @@ class TextGenerator:
         stop = Stop.from_config(config, given.get("stopping_criteria") or (), ids.shape[1])
         processors = given.get("logits_processor") or ()
         sampling = Sampling.from_processors(processors, bool(config.do_sample))
+        batch = len(prompt_tensor(inputs))
+        sampling, stop = self.bound.constrain(sampling, stop, batch, given)
         options = _OutputOptions.from_config(config, cache, self.bound)
         settings = (given.get("seed"), given.get("row_ids"), given.get("drafter_inputs"))
-        shared = self.make_shared(len(prompt_tensor(inputs)))
+        shared = self.make_shared(batch)
         call = self.bound.call(inputs, sampling, stop, *settings, shared, past)
         sequences, ending = options.run(call, ids, config, loop, streamer)
         if not config.return_dict_in_generate:

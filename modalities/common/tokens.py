@@ -13,6 +13,7 @@ from torch import Tensor
 
 from mmspec import _hf, zoo
 from mmspec.decode import Parts
+from mmspec.distributions.call_state import spread_rows
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Drafter, Gate, Verifier
@@ -106,6 +107,31 @@ class BoundTokens:
         request = Request(inputs, sampling, noise, stop.max_new_tokens, own, shared or {}, past)
         parts = Parts(self.target, self.drafter, self.verifier, stop, self.gate)
         return Call(parts, request, self.recipe, models=self.models, compiled=self.compiled)
+
+    def constrain(
+        self, sampling: Sampling, stop: Stop, batch: int, given: Mapping[str, Any]
+    ) -> tuple[Sampling, Stop]:
+        """The settings and stop conditions of a request of `batch` rows, with its `grammar`.
+
+        Raises ValueError for a grammar that does not fit the model, and for recipes that cannot
+        keep one.
+        """
+        grammar = given.get("grammar")
+        if grammar is not None:
+            rows, size = spread_rows(grammar, batch), self.backbone.vocabulary
+            maker = next((one for one in rows if one is not None), None)
+            if maker is not None:
+                made = maker.bind(rows, size, stop.eos, given.get("tokenizer"))
+                sampling = sampling.add_processor(made)
+        if not sampling.is_constrained:
+            return sampling, stop
+        if self.gate is not None:
+            raise ValueError(
+                f"the gate of recipe {self.recipe.name or 'custom'!r} accepts tokens that the "
+                "target did not score, so a grammar or a stateful processor cannot hold; choose "
+                "another recipe"
+            )
+        return sampling, replace(stop, guard=sampling.state_trees.commit)
 
 
 class TokenSession(Session):

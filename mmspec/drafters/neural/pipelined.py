@@ -37,7 +37,8 @@ from mmspec.models.compatibility import check_same_device
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.memory import build_block, to_column
 from mmspec.targets.readers.reader import Reader
-from mmspec.targets.tokens.context import Context
+from mmspec.targets.tokens.context import Context, prefix_of
+from mmspec.trees import Paths
 
 
 @dataclass(frozen=True)
@@ -177,11 +178,14 @@ class _PipelineState:
     def prefix(self, context: Context) -> Prefix:
         """Committed and drafted tokens of a row, for logits processors."""
 
-        def before(row: int, _: int) -> Tensor:
-            own = [self.tokens[step][row] for step in self.places[row]]
-            return torch.cat((context.prefix(row), *own))
+        def read() -> Paths:
+            steps = torch.cat(self.tokens, 1).tolist() if self.tokens else [[]] * len(self.places)
+            return [
+                [[line[step] for step in places]]
+                for line, places in zip(steps, self.places, strict=True)
+            ]
 
-        return before
+        return prefix_of(context, read)
 
     def take(self, places: Sequence[Sequence[int]]) -> Tensor:  # (B, n)
         """The tokens of these steps per row; shorter rows end in arbitrary ones."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.noise import KeyedNoise
-from mmspec.distributions.sampling import Prefix, Sampling
+from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Scores
 from mmspec.errors import format_value, prefix_errors, unknown_message
 from mmspec.targets.memory import Memory, RowMemories
 from mmspec.targets.tokens.turns import EarlierTurns, count_prompt_slots, full_attention_mask
+from mmspec.trees import NodePrefix, Paths, paths_of_tree
 
 IDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "decoder_input_ids")
 AXES = {**dict.fromkeys(IDS, 2), "inputs_embeds": 3}
@@ -156,21 +157,26 @@ def count_pending(context: Context) -> list[int]:
     return [0 if finished else count for count, finished in rows]
 
 
-def make_prefix(context: Context, draft: Draft | None) -> Prefix | None:
+def make_prefix(context: Context, draft: Draft | None) -> NodePrefix | None:
     """Tokens before each distribution row, for logits processors; None if not needed."""
     if not context.sampling.needs_prefix:
         return None
-    committed = [context.prefix(row) for row in range(context.batch)]
     if draft is None or not draft.nodes:
-        return lambda row, _: committed[row]
-    ancestors, tokens = draft.ancestors(), draft.tokens
+        return prefix_of(context)
+    tokens, tree = draft.tokens, draft.tree
+    parents = draft.parents if tree is None else tree.parents
+    return prefix_of(context, lambda: paths_of_tree(tokens, parents))
 
-    def before(row: int, place: int) -> Tensor:
-        if place == 0:
-            return committed[row]
-        return torch.cat((committed[row], tokens[row, ancestors[row, place - 1]]))
 
-    return before
+def prefix_of(context: Context, read_paths: Callable[[], Paths] | None = None) -> NodePrefix:
+    """The committed tokens of every row, and the drafted ones that `read_paths` returns."""
+    ids = context.request.inputs.get("input_ids")
+
+    def given(row: int) -> list[int]:
+        found: list[int] = [] if ids is None else ids[row].tolist()
+        return found
+
+    return NodePrefix(given, context.generated_tokens(), context.device, read_paths)
 
 
 def check_inputs(

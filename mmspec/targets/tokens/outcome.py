@@ -15,7 +15,7 @@ from mmspec.draft import Draft, Round, Scores
 from mmspec.targets.memory import RowMemories, build_block
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.tokens.causal import CausalTarget
-from mmspec.targets.tokens.context import Context, Request
+from mmspec.targets.tokens.context import Context, Request, prefix_of
 from mmspec.targets.tokens.late import DeferredPrefill
 from mmspec.targets.tokens.turns import write_cache
 
@@ -130,13 +130,12 @@ class OutcomeRecorder:
 
     def _distribution(self, context: Context, tokens: Rows, logits: Tensor, first: int) -> Tensor:
         """Scores (B, n, V) from token `first` on; processors are given the padding before each."""
-        ids = context.request.inputs.get("input_ids")
-        given = [[]] * context.batch if ids is None else ids.tolist()
-
-        def before(row: int, place: int) -> Tensor:
-            shown = [*given[row], *tokens[row][: first + place]]
-            return torch.tensor(shown, dtype=torch.int64, device=logits.device)
-
+        known = [row[:first] for row in tokens]
+        paths = [
+            [row[first : first + place] for place in range(logits.shape[1] - first)]
+            for row in tokens
+        ]
+        before = replace(prefix_of(context, lambda: paths), generated=known)
         scores: Tensor = context.sampling.distribution(logits[:, first:], before).scores
         return scores
 

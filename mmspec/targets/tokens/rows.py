@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
-from mmspec.distributions.sampling import Prefix, Sampling
+from mmspec.distributions.sampling import Sampling
 from mmspec.targets.memory import Memory, RowMemories
 from mmspec.targets.rows import (
     CannotJoin,
@@ -22,6 +22,7 @@ from mmspec.targets.rows import (
     to_joinable,
 )
 from mmspec.targets.tokens.context import Context, Request
+from mmspec.trees import NodePrefix
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,16 @@ class RowSampling:
         return any(one.needs_prefix for one in self.rows)
 
     @cached_property
+    def is_constrained(self) -> bool:
+        """As `Sampling.is_constrained`."""
+        return any(one.is_constrained for one in self.rows)
+
+    @cached_property
+    def of_drafts(self) -> RowSampling:
+        """As `Sampling.of_drafts`."""
+        return RowSampling(tuple(one.of_drafts for one in self.rows))
+
+    @cached_property
     def position_processors(self) -> tuple[Any, ...]:
         return tuple(change for one in self.rows for change in one.position_processors)
 
@@ -58,24 +69,20 @@ class RowSampling:
         return groups
 
     def distribution(
-        self, logits: Tensor, prefix: Prefix | None = None, position: Tensor | None = None
+        self, logits: Tensor, prefix: NodePrefix | None = None, position: Tensor | None = None
     ) -> Categorical:
         """As `Sampling.distribution`."""
         if len(self.groups) == 1:
             return self.groups[0][0].distribution(logits, prefix, position)
         scores: Tensor | None = None
         for sampling, rows in self.groups:
-            own = None if prefix is None else _prefix_of_rows(prefix, rows)
+            own = None if prefix is None else prefix.select(rows)
             place = None if position is None else position[rows]
             part = sampling.distribution(logits[rows], own, place).scores
             scores = part.new_empty(logits.shape) if scores is None else scores
             scores[rows] = part
         assert scores is not None
         return Categorical(scores, hard=not self.do_sample)
-
-
-def _prefix_of_rows(prefix: Prefix, rows: Sequence[int]) -> Prefix:
-    return lambda row, node: prefix(rows[row], node)
 
 
 def join_contexts(

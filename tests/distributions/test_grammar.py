@@ -1,0 +1,367 @@
+"""Grammars on drafts: every output is a text of its grammar, and that of constrained decoding."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
+
+import mmspec
+from mmspec import Grammar
+from mmspec.bench.frequency import LENGTH, Subject, measure_frequencies
+from mmspec.distributions import grammar as grammars
+from mmspec.distributions.vocabulary import read_vocabulary
+from mmspec.modalities.common.tiny_models import tiny_llama
+from mmspec.trees import NodePrefix
+from tests.toys.tokenizers import byte_tokenizer
+
+llguidance = pytest.importorskip("llguidance")
+
+SCHEMA = {
+    "type": "object",
+    "properties": {
+        "n": {"type": "integer", "minimum": 0, "maximum": 9999},
+        "s": {"type": "string", "maxLength": 6},
+        "b": {"type": "array", "items": {"type": "boolean"}, "maxItems": 3},
+        "k": {"enum": ["red", "blue"]},
+    },
+    "required": ["n", "s", "b", "k"],
+    "additionalProperties": False,
+}
+GREEDY: dict[str, Any] = {"do_sample": False}
+SAMPLED: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 30, "seed": 3}
+
+
+@cache
+def tokenizer() -> Any:
+    return byte_tokenizer()
+
+
+@cache
+def schema_grammar() -> Grammar:
+    return Grammar.json_schema(SCHEMA, whitespace=False, tokenizer=tokenizer())
+
+
+@cache
+def llama(layers: int, seed: int) -> Any:
+    torch.manual_seed(seed)
+    own = tokenizer()
+    config = LlamaConfig(
+        vocab_size=272,  # wider than the tokenizer, as published ones are
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=layers,
+        num_attention_heads=2,
+        num_key_value_heads=2,
+        eos_token_id=own.eos_token_id,
+        pad_token_id=own.pad_token_id,
+        bos_token_id=None,
+        initializer_range=0.4,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
+@cache
+def fast(recipe: str, **options: Any) -> Any:
+    takes = mmspec.recipes.get(recipe).takes_drafter
+    drafter = {"drafter": llama(1, 1)} if takes else {}
+    return mmspec.accelerate(llama(2, 0), recipe, **drafter, **options)
+
+
+@cache
+def request() -> dict[str, Tensor]:
+    made = tokenizer()(["Give me JSON: ", "xx"], return_tensors="pt", padding=True)
+    return {**made, "max_new_tokens": 90}
+
+
+def texts(sequences: Tensor) -> list[str]:
+    start = request()["input_ids"].shape[1]
+    return [tokenizer().decode(row[start:], skip_special_tokens=True) for row in sequences]
+
+
+def follows_schema(text: str) -> bool:
+    found = json.loads(text)
+    flags = found["b"]
+    return (
+        list(found) == ["n", "s", "b", "k"]
+        and type(found["n"]) is int
+        and 0 <= found["n"] <= 9999
+        and len(found["s"]) <= 6
+        and len(flags) <= 3
+        and all(type(one) is bool for one in flags)
+        and found["k"] in ("red", "blue")
+    )
+
+
+class Oracle(LogitsProcessor):
+    """Constrained decoding for `model.generate()`: each step matches the whole text anew."""
+
+    def __init__(self, source: str) -> None:
+        from llguidance.hf import from_tokenizer
+
+        ends = [tokenizer().eos_token_id]
+        self.tokens = from_tokenizer(tokenizer(), n_vocab=272, eos_token=ends)
+        self.source, self.start = source, request()["input_ids"].shape[1]
+
+    def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
+        for row, ids in enumerate(input_ids.tolist()):
+            new = ids[self.start :]
+            if tokenizer().eos_token_id in new:
+                continue
+            matcher = llguidance.LLMatcher(self.tokens, self.source)
+            assert matcher.try_consume_tokens(new) == len(new)
+            bits = matcher.compute_bitmask()
+            for token in range(272):
+                if not bits[token // 8] >> token % 8 & 1:
+                    scores[row, token] = -torch.inf
+        return scores
+
+
+@cache
+def expected(how: str) -> Tensor:
+    """Constrained decoding of transformers, or with a seed that of the plain recipe."""
+    if how == "greedy":
+        steps = [Oracle(schema_grammar().source)]
+        found: Tensor = llama(2, 0).generate(**request(), **GREEDY, logits_processor=steps)
+        return found
+    found = fast("plain").generate(**request(), **SAMPLED, grammar=schema_grammar()).sequences
+    return found
+
+
+@pytest.mark.parametrize("how", ["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "recipe", ["plain", "coupled", "dynamic-tree", "recursive-rejection", "prompt-lookup"]
+)
+def test_outputs_are_those_of_constrained_decoding(recipe: str, how: str) -> None:
+    settings = GREEDY if how == "greedy" else SAMPLED
+    out = fast(recipe).generate(**request(), **settings, grammar=schema_grammar())
+    for text in texts(out.sequences):
+        assert follows_schema(text)
+    assert out.stats.fallback is None
+    if how == "greedy" or fast(recipe).recipe.verifier.couples:
+        assert torch.equal(out.sequences, expected(how))
+    if recipe == "dynamic-tree":
+        assert out.stats.mean_acceptance_length > 2
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("recipe", mmspec.recipes.names("tokens"))
+def test_no_recipe_leaves_the_grammar(recipe: str) -> None:
+    """Lossy ones as well; those that need a head, a codebook or an image are refused before."""
+    try:
+        made = fast(recipe)
+    except ValueError:
+        pytest.skip("needs other parts")
+    for settings in (GREEDY, SAMPLED, {**SAMPLED, "temperature": 2.0, "top_k": 0, "seed": 5}):
+        if made.session.bound.gate is not None:
+            with pytest.raises(ValueError, match="gate of recipe"):
+                made.generate(**request(), **settings, grammar=schema_grammar())
+            continue
+        out = made.generate(**request(), **settings, grammar=schema_grammar())
+        for text in texts(out.sequences):
+            assert follows_schema(text)
+        if made.recipe.exact and (settings is GREEDY or made.recipe.verifier.couples):
+            plain = fast("plain").generate(**request(), **settings, grammar=schema_grammar())
+            assert torch.equal(out.sequences, plain.sequences)
+
+
+def test_the_mask_of_the_root_for_all_nodes_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The control: a wrong mask lets tokens through, and what would be committed is refused."""
+    monkeypatch.setattr(NodePrefix, "drafted", lambda self, row, node: ())
+    with pytest.raises(ValueError, match="where the grammar does not allow it"):
+        fast("coupled").generate(**request(), **GREEDY, grammar=schema_grammar())
+
+
+LETTERS = {"": "abc", "a": "bc", "b": "ac", "c": "b"}  # what may follow; then "a" or "c"
+
+
+def constrained_joint(model: Any, prompt: list[int]) -> Tensor:  # (V,) * LENGTH
+    size, own = int(model.config.vocab_size), "abc"
+    found = torch.zeros((size,) * LENGTH, dtype=torch.float64)
+
+    def allowed(text: str) -> list[int]:
+        return [own.index(letter) for letter in LETTERS.get(text, "ac")]
+
+    for path in product(range(3), repeat=LENGTH):
+        mass = 1.0
+        for depth, token in enumerate(path):
+            keep = allowed("".join(own[one] for one in path[:depth]))
+            ids = torch.tensor([[*prompt, *path[:depth]]])
+            logits = model(input_ids=ids).logits[0, -1].double()
+            mass *= float(logits[keep].softmax(0)[keep.index(token)]) if token in keep else 0.0
+        found[path] = mass
+    return found
+
+
+@pytest.mark.parametrize("recipe", ["recursive-rejection", "traversal"])
+@torch.no_grad()
+def test_rejection_trees_emit_the_constrained_distribution(recipe: str) -> None:
+    assert LENGTH == 3
+    own = byte_tokenizer(["a", "b", "c"])
+    model = tiny_llama(5, seed=4)
+    model.generation_config.eos_token_id = own.eos_token_id
+    made = mmspec.accelerate(model, recipe, drafter=tiny_llama(5, 1, seed=5))
+    grammar = Grammar.regex("(a[bc]|b[ac]|cb)(a|c)", tokenizer=own)
+    prompt = [0, 1, 2, 0, 1]
+
+    def sample(batch: int, first: int, seed: int) -> Tensor:
+        ids = torch.tensor([prompt]).expand(batch, -1).contiguous()
+        how: dict[str, Any] = {"do_sample": True, "temperature": 1.0, "top_k": 0, "seed": seed}
+        how["row_ids"] = list(range(first, first + batch))
+        mask = torch.ones_like(ids)
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        out = made.generate(**inputs, **how, max_new_tokens=LENGTH + 2, grammar=grammar)
+        found: Tensor = out.sequences[:, len(prompt) : len(prompt) + LENGTH]
+        return found
+
+    found = measure_frequencies(
+        Subject(constrained_joint(model, prompt), sample), samples=2000, batch=500
+    )
+    assert found.p_value > 1e-4
+
+
+def test_rows_have_grammars_of_their_own() -> None:
+    other = Grammar.regex("(yes|no)!", tokenizer=tokenizer())
+    made = fast("dynamic-tree")
+    alone = [
+        made.generate(**request(), **GREEDY, grammar=one).sequences
+        for one in (schema_grammar(), other)
+    ]
+    both = made.generate(**request(), **GREEDY, grammar=[schema_grammar(), other]).sequences
+    first, second = texts(both)
+    assert first == texts(alone[0])[0]
+    assert second == texts(alone[1])[1]
+    assert second in ("yes!", "no!")
+    free = made.generate(**request(), **GREEDY, grammar=[None, other]).sequences
+    plain = llama(2, 0).generate(**request(), **GREEDY)
+    assert texts(free)[0] == texts(plain)[0]
+
+
+def test_every_entry_point_takes_a_grammar(tmp_path: Any) -> None:
+    made, wanted = fast("coupled"), texts(expected("greedy"))
+    hook = llama(2, 0).generate(
+        **request(), **GREEDY, custom_generate=made, grammar=schema_grammar()
+    )
+    assert texts(hook) == wanted
+    rows: list[list[int]] = [[], []]
+    for round_ in made.stream(**request(), **GREEDY, grammar=schema_grammar()):
+        for row, tokens in zip(rows, round_.tokens, strict=True):
+            row += tokens
+    assert [tokenizer().decode(row, skip_special_tokens=True) for row in rows] == wanted
+    made.save_pretrained(tmp_path)
+    loaded = mmspec.load(tmp_path, llama(2, 0))
+    bare = Grammar.json_schema(json.dumps(SCHEMA), whitespace=False)
+    out = loaded.generate(**request(), **GREEDY, grammar=bare, tokenizer=tokenizer())
+    assert texts(out.sequences) == wanted
+
+
+def test_an_engine_holds_a_grammar_for_each_request() -> None:
+    other = Grammar.regex("(yes|no)!", tokenizer=tokenizer())
+    prompt: dict[str, Any] = {"input_ids": request()["input_ids"][:1], "max_new_tokens": 60}
+    cases = [schema_grammar(), None, other, schema_grammar()]
+    made = fast("coupled")
+    with mmspec.Engine(made, max_rows=4) as engine:
+        how = [{**prompt, **GREEDY, "grammar": one} for one in cases]
+        done = [future.result() for future in [engine.submit(one) for one in how]]
+    for one, given in zip(done, how, strict=True):
+        alone = made.generate(**given).sequences[0, prompt["input_ids"].shape[1] :]
+        assert list(one.tokens) == alone[: len(one.tokens)].tolist()
+
+
+def test_drafts_may_stay_as_they_are() -> None:
+    loose = Grammar.json_schema(
+        SCHEMA, whitespace=False, tokenizer=tokenizer(), constrains_drafts=False
+    )
+    made = fast("coupled")
+    strict = made.generate(**request(), **GREEDY, grammar=schema_grammar())
+    out = made.generate(**request(), **GREEDY, grammar=loose)
+    assert torch.equal(out.sequences, strict.sequences)
+    assert out.stats.target_calls > strict.stats.target_calls
+
+
+def test_words_join_with_spaces() -> None:
+    """A tokenizer of words drops the first space of a text."""
+    model, processor = mmspec.zoo.load("llava"), mmspec.zoo.processor("llava")
+    pattern = "(the|one) (small|large) (red|blue) (circle|square)\\."
+    inputs = processor.tokenizer(["describe the"], return_tensors="pt")
+    out = mmspec.accelerate(model, "prompt-lookup").generate(
+        **inputs, max_new_tokens=20, grammar=Grammar.regex(pattern), tokenizer=processor
+    )
+    new = out.sequences[0, inputs["input_ids"].shape[1] :]
+    assert re.fullmatch(pattern, processor.tokenizer.decode(new, skip_special_tokens=True))
+    known = read_vocabulary(processor, 135, frozenset([2]))
+    assert known.has_words
+    assert known.drops_space
+    assert not read_vocabulary(tokenizer(), 272, frozenset([261])).has_words
+
+
+NUMBER: Any = 5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: Grammar.json_schema('{"type":'), "is not JSON"),
+        (lambda: Grammar.json_schema({"type": {1, 2}}), "is not JSON"),
+        (lambda: Grammar.json_schema({"type": "array", "uniqueItems": True}), "uniqueItems"),
+        (lambda: Grammar.json_schema(False), "Unsatisfiable"),
+        (lambda: Grammar.regex("("), "unclosed group"),
+        (lambda: Grammar.regex(NUMBER), "is not a text"),
+        (lambda: Grammar.ebnf('root ::= "a" b'), "cannot be read"),
+        (lambda: Grammar.ebnf('start: "a" b'), "unknown name"),
+    ],
+)
+def test_bad_grammars_are_refused_when_made(make: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_grammars_that_do_not_fit_are_refused_before_anything_is_decoded() -> None:
+    grammar, made = Grammar.regex("[0-9]+"), fast("coupled")
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"grammar": grammar}, "needs the model's tokenizer"),
+        ({"grammar": grammar, "tokenizer": 5}, "no tokenizer of transformers"),
+        ({"grammar": "[0-9]+"}, "is no Grammar"),
+        ({"grammar": [schema_grammar()]}, "1 grammars for 2 rows"),
+        (
+            {"grammar": grammar, "tokenizer": byte_tokenizer([chr(65 + i) for i in range(280)])},
+            "give the tokenizer of this model",
+        ),
+        (
+            {"grammar": Grammar.regex("[^\\s\\S]"), "tokenizer": tokenizer()},
+            "allows no token of this vocabulary after ''",
+        ),
+        (
+            {"grammar": grammar, "tokenizer": tokenizer(), "eos_token_id": -1},
+            "eos_token_id=-1",
+        ),
+    ]
+    for how, message in cases:
+        with pytest.raises(ValueError, match=message):
+            made.generate(**request(), **GREEDY, **how)
+
+
+def test_a_dead_end_is_an_error_only_where_it_is_reached() -> None:
+    own = byte_tokenizer(["a", "b", "c"])
+    model = tiny_llama(5, seed=4)
+    model.generation_config.eos_token_id = own.eos_token_id
+    made = mmspec.accelerate(model, "coupled", drafter=tiny_llama(5, 1, seed=4))
+    ids = torch.tensor([[0, 1, 2]])
+    with pytest.raises(ValueError, match="allows no token of this vocabulary after 'ab'"):
+        made.generate(input_ids=ids, max_new_tokens=9, grammar=Grammar.regex("abz", tokenizer=own))
+
+
+def test_a_grammar_is_compiled_once() -> None:
+    grammars._compile.cache_clear()
+    for _ in range(3):
+        fast("coupled").generate(
+            **{**request(), "max_new_tokens": 3}, **GREEDY, grammar=schema_grammar()
+        )
+    assert grammars._compile.cache_info().misses == 1
