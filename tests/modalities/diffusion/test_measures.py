@@ -19,7 +19,13 @@ from mmspec.modalities.diffusion.image_distance import (
     has_ink,
     paper_of,
 )
-from mmspec.modalities.diffusion.measures import of_requests
+from mmspec.modalities.diffusion.measures import (
+    OWN,
+    SeededPictures,
+    _find_better_control,
+    of_requests,
+)
+from mmspec.modality import RunResult
 from tests.toys.pipelines import build_request, pipeline
 
 STEPS = 6
@@ -108,8 +114,33 @@ def test_beside_a_lossy_recipe_runs_the_pipeline_in_as_many_steps() -> None:
     wanted = compare_images(*images)
     for name in ("relative", "psnr", "psnr_on_ink"):
         assert value(control, name) == pytest.approx(vars(wanted)[name])
+    mine = value(found.row("taylorseer"), "psnr_on_ink")
+    assert mine is not None
+    loses = (value(control, "psnr_on_ink") or 0) > mine
+    assert found.row("taylorseer").extras.get("beaten by") == (control.recipe if loses else None)
+    assert "beaten by" not in found.row("same").extras
     alone = compare("big", {"seer": ways["taylorseer"]}, work, repeats=1, peers=False)
     assert [row.recipe for row in alone.baselines] == ["pipeline"]
+
+
+def test_a_control_beats_a_recipe_by_nearer_images_in_no_more_steps() -> None:
+    def result(calls: int, shift: float) -> list[RunResult]:
+        images = np.zeros((1, 16, 16, 3))
+        images[:, :8] = 0.5
+        return [RunResult(None, 1, calls, False, SeededPictures(images + shift, OWN))]
+
+    others = {
+        OWN: result(20, 0),
+        "pipeline, 10 steps": result(10, 0.1),
+        "pipeline, 5 steps": result(5, 0.2),
+        "plain": result(1, 0),
+    }
+    found = _find_better_control
+    assert found(result(10, 0.15), others) == "pipeline, 10 steps"
+    assert found(result(9, 0.15), others) is None  # computes less than the nearer one
+    assert found(result(5, 0.25), others) == "pipeline, 5 steps"
+    assert found(result(10, 0.05), others) is None
+    assert found(result(20, 0), others) is None  # the same images
 
 
 def test_pictures_are_judged_in_order() -> None:

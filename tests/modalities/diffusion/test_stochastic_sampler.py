@@ -130,7 +130,7 @@ def test_one_word_is_the_change_by_hand(
         fast: Any = mmspec.accelerate(pipe, **PLAIN, sampler="stochastic")
     assert "images of a seed differ" in caplog.text
     own: Any = mmspec.accelerate(other, **PLAIN)
-    arguments = {} if eta is None else {"eta": eta}
+    arguments: dict[str, Any] = {} if eta is None else {"eta": eta}
     found, expected = draw(fast, kind, seed=3), draw(own, kind, seed=3, **arguments)
     assert torch.equal(found, expected)
     assert pipe.scheduler is before
@@ -151,7 +151,8 @@ def test_a_call_may_set_its_own_noise() -> None:
         mmspec.accelerate(pipe, **PLAIN, sampler="stochastic"),
         mmspec.accelerate(pipe, **PLAIN),
     )
-    for noise in ({"eta": 0.5}, {"churn": 1.0}):
+    noises: list[dict[str, Any]] = [{"eta": 0.5}, {"churn": 1.0}]
+    for noise in noises:
         assert torch.equal(draw(fast, "flux", seed=0, **noise), draw(own, "flux", seed=0, **noise))
 
 
