@@ -332,6 +332,9 @@ def serve(
     allow_urls: Annotated[
         bool, typer.Option("--allow-urls", help="Read images from network addresses.")
     ] = False,
+    replicas: Annotated[
+        int, typer.Option(min=1, help="Copies of the model behind the address, by Ray Serve.")
+    ] = 1,
 ) -> None:
     """Serve a model over an OpenAI-compatible API; needs the extra `serve`."""
 

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from ipaddress import ip_address
 from typing import Any
 
 from mmspec import registry
-from mmspec.cli.models import LoadedModels, load, select
+from mmspec.cli.models import LoadedModels, Selected, load, select
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.output import console
 from mmspec.modality import Modality, parse_settings
+from mmspec.serving import replicas
 from mmspec.serving.app import Served, create_app
 from mmspec.serving.chat_routes import ChatRoutes
 from mmspec.serving.completion import ChatService
@@ -20,6 +22,7 @@ from mmspec.serving.limits import create_server
 from mmspec.serving.media import fetch_url
 from mmspec.serving.media_routes import MediaRoutes
 from mmspec.serving.metrics import Metrics
+from mmspec.serving.replicas import Replicas, build_application
 from mmspec.serving.worker import SerialQueue
 
 
@@ -36,13 +39,18 @@ class ServerOptions:
     max_new_tokens: int
     timeout_s: float
     allow_urls: bool
+    replicas: int = 1
 
 
 def run(options: ModelOptions, model: str, **given: Any) -> None:
     """Serve a model until interrupted. Raises ValueError for options that do not fit."""
     server = ServerOptions(**given)
     check_access(server)
-    selected = select(replace(options, model=model))
+    options = replace(options, model=model)
+    selected = select(options)
+    if server.replicas > 1:
+        _run_replicas(options, selected, server)
+        return
     served = make_served(load(options, selected), server, options.trust_remote_code)
     app = create_app(served, server.token)
     console().print(
@@ -50,6 +58,48 @@ def run(options: ModelOptions, model: str, **given: Any) -> None:
         markup=False,
     )
     create_server(app, server.host, server.port).run()
+
+
+def _run_replicas(options: ModelOptions, selected: Selected, server: ServerOptions) -> None:
+    models = [selected.model, *filter(None, selected.drafters.values())]
+    limits = Replicas(
+        server.replicas,
+        # the engine of a replica has a queue of its own, and refuses what exceeds it
+        max_requests=server.max_requests + server.max_queue + 1,
+        max_queue=server.max_queue,
+        timeout_s=server.timeout_s,
+        token=server.token,
+        resources=_find_resources(options),
+    )
+    application = build_application(partial(make_app, options, server), models, limits)
+    console().print(
+        f"{server.replicas} replicas of {selected.model} with {selected.recipe} at "
+        f"http://{server.host}:{server.port}/v1",
+        markup=False,
+    )
+    replicas.run(application, limits, server.host, server.port)
+
+
+def make_app(options: ModelOptions, server: ServerOptions) -> Any:
+    """Load the model and make the application of one replica; its router checks the token."""
+    served = make_served(load(options, select(options)), server, options.trust_remote_code)
+    return create_app(served)
+
+
+def _find_resources(options: ModelOptions) -> dict[str, float]:
+    """The processors and GPUs of a replica. Raises ValueError for a numbered GPU."""
+    devices = [one for one in (options.device, options.drafter_device) if one]
+    numbered = next((one for one in devices if one.startswith("cuda:")), None)
+    if numbered is not None or options.device_map is not None:
+        what = (
+            f"device {numbered}" if numbered is not None else f"--device-map {options.device_map}"
+        )
+        raise ValueError(
+            f"{what} cannot be that of every replica; give --device cuda, which is the GPU that "
+            "Ray lends to a replica"
+        )
+    made: dict[str, float] = {"num_cpus": options.threads or 1}
+    return {**made, "num_gpus": 1} if "cuda" in devices else made
 
 
 def make_served(loaded: LoadedModels, server: ServerOptions, trusts: bool = False) -> Served:
