@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from importlib import import_module
 from typing import Annotated, Any
@@ -78,6 +78,15 @@ def print_pairs(rows: Sequence[tuple[str, Any]]) -> None:
     for name, value in rows:
         made.add_row(name, Text(format_value(value)))
     _wide_console().print(made)
+
+
+def show_report(found: Mapping[str, Any], json: bool) -> None:
+    """Print the report of a recipe, as JSON or for people."""
+    if json:
+        print_json(found)
+    else:
+        console().print(f"[bold]{found['recipe']}[/bold]")
+        print_pairs([(name, value) for name, value in found.items() if name != "recipe"])
 
 
 def _wide_console() -> Console:

@@ -13,7 +13,7 @@ OUT/played/                          episodes of a policy, where --data asks for
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -26,11 +26,10 @@ from mmspec.cli.models import check_source, set_threads
 from mmspec.cli.options import flag
 from mmspec.cli.output import (
     console,
-    format_value,
     print_error,
     print_json,
-    print_pairs,
     show_progress,
+    show_report,
     show_status,
     silence_libraries,
 )
@@ -63,6 +62,7 @@ from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.feature_size import cache_bytes, check_space, required_features
 from mmspec.training.head_trainer import HeadTrainer, TrainingSettings
 from mmspec.training.packing import check_packing
+from mmspec.training.prefixes import PrefixReader, report_prefixes
 from mmspec.training.processes import Processes
 from mmspec.training.responses import (
     GenerateResponses,
@@ -123,7 +123,7 @@ def run(**typed: Any) -> None:
         )
     if options.dry_run:
         found = estimate_cost(options, recipe, teacher, data.questions)
-        _show(
+        show_report(
             {**found, "bad rows": list_bad_rows(data) if options.json else len(data.bad)},
             options.json,
         )
@@ -195,6 +195,7 @@ class _Training:
         self.history: list[dict[str, Any]] = []
         self.tap = ""  # the features that are cached
         self.cache: FeatureCache | None = None
+        self.prefixes = PrefixReader(teacher)
 
     def run(self) -> None:
         options, reader, training = self.options, self.teacher.reader, self.recipe.training
@@ -237,7 +238,7 @@ class _Training:
             seed = options.seed
             with self.processes.main_process_first():
                 self.cache = self._cache(trained_on)
-            settings = (options.batch, seed, self.cache, options.pack)
+            settings = (options.batch, seed, self.cache, options.pack, self.prefixes)
             examples = TrainingExamples(self.teacher, self.questions, trained_on, *settings)
             tokens, padding = examples.padding()
             self.padding = [tokens * options.accumulate, padding]
@@ -246,6 +247,8 @@ class _Training:
             self.processes.wait()  # all have read what the first one writes from here on
             with trainer.arithmetic():
                 examples.cache_features(self.tap, options.steps * options.accumulate, *shared)
+            counts = self.processes.gather(self.prefixes.counts)[: self.processes.count]
+            self.sharing = report_prefixes(counts)
             self._steps(trainer, examples, bar)
             if self.processes.is_first:
                 head = trainer.trained_head().to(self.teacher.reader.model.dtype)
@@ -285,7 +288,7 @@ class _Training:
         if (endpoint := options.chat_endpoint()) is not None:
             ask = EndpointCollector(endpoint, self.teacher, settings, options.concurrency)
             return (ask if self.processes.writes else wait_for_others), 1
-        collector = ResponseCollector(self.model, self.teacher, settings)
+        collector = ResponseCollector(self.model, self.teacher, settings, self.prefixes)
         return partial(map, collector), 4 * options.batch
 
     def _trainer(self, counts: torch.Tensor) -> HeadTrainer:
@@ -378,21 +381,12 @@ class _Training:
             "acceptance length before": first["acceptance"],
             "acceptance length": last["acceptance"],
         }
+        found |= self.sharing
         if None not in self.coverage:
             found["draft vocabulary covers, of trained and held-out answers"] = self.coverage
         if self.options.json:
             print_json({**found, "reasons": left_out[:SHOWN], "history": self.history})
             return
-        _show(found, False)
+        show_report(found, False)
         for reason in left_out[:SHOWN]:
             print_error(f"left out: {reason}")
-
-
-def _show(found: Mapping[str, Any], json: bool) -> None:
-    if json:
-        print_json(found)
-    else:
-        console().print(f"[bold]{found['recipe']}[/bold]")
-        print_pairs(
-            [(name, format_value(value)) for name, value in found.items() if name != "recipe"]
-        )

@@ -23,6 +23,7 @@ from mmspec.training.fitting import TrainingProgress
 from mmspec.training.head_trainer import ShuffledBatches
 from mmspec.training.heads import TrainingExample, cache_outputs
 from mmspec.training.packing import measure_padding
+from mmspec.training.prefixes import PrefixReader
 from mmspec.training.processes import Processes
 from mmspec.training.responses import Response, concatenate_tokens
 
@@ -43,8 +44,15 @@ class ResponseOptions:
 class ResponseCollector:
     """Collects answers from the target, or those of the data."""
 
-    def __init__(self, model: Any, teacher: Teacher, settings: ResponseOptions) -> None:
+    def __init__(
+        self,
+        model: Any,
+        teacher: Teacher,
+        settings: ResponseOptions,
+        prefixes: PrefixReader | None = None,
+    ) -> None:
         self.plain, self.teacher, self.settings = accelerate(model, "plain"), teacher, settings
+        self.prefixes = PrefixReader(teacher) if prefixes is None else prefixes
 
     def __call__(self, questions: Sequence[tuple[int, Question]]) -> list[Response]:
         """One response per question, in order; unusable ones have a reason (`skipped`)."""
@@ -90,7 +98,9 @@ class ResponseCollector:
         if len(short) < len(questions):
             inputs = self._inputs(short, media)
         answers = (
-            self._tokenize(short) if self.settings.from_data else self._generate(short, inputs)
+            self._tokenize(short)
+            if self.settings.from_data
+            else self._generate(short, media, inputs)
         )
         sizes = inputs["attention_mask"].sum(-1).tolist()
         for (number, question), size, tokens in zip(short, sizes, answers, strict=True):
@@ -114,10 +124,29 @@ class ResponseCollector:
     def _tokenize(self, questions: Sequence[tuple[int, Question]]) -> list[list[int]]:
         return [self.teacher.tokens(question.answer or "") for _, question in questions]
 
-    def _generate(self, questions: Sequence[tuple[int, Question]], inputs: Any) -> list[list[int]]:
+    def _generate(
+        self, questions: Sequence[tuple[int, Question]], media: dict[int, Any], inputs: Any
+    ) -> list[list[int]]:
+        """Answers of the target; prompts of one conversation are read once."""
+        opened = [media[number] for number, _ in questions]
+        shared = self.prefixes.share([one for _, one in questions], opened, inputs)
+        if shared is None:
+            return self._decode(questions, inputs)
+        own = [questions[row] for row in shared.rows]
+        answers = self._decode(own, shared.inputs, past_key_values=shared.past.cache)
+        found = {number: one for (number, _), one in zip(own, answers, strict=True)}
+        rest = [one for one in questions if one[0] not in found]
+        if rest:
+            answers = self._decode(rest, self._inputs(rest, media))
+            found |= {number: one for (number, _), one in zip(rest, answers, strict=True)}
+        return [found[number] for number, _ in questions]
+
+    def _decode(
+        self, questions: Sequence[tuple[int, Question]], inputs: Any, **more: Any
+    ) -> list[list[int]]:
         """Answers of the target; the noise of a row follows from its number."""
         settings = self.settings
-        sampling: dict[str, Any] = {"do_sample": settings.temperature > 0}
+        sampling: dict[str, Any] = {"do_sample": settings.temperature > 0, **more}
         if settings.temperature > 0:
             sampling["temperature"] = settings.temperature
         rows, max_new_tokens = [number for number, _ in questions], settings.max_new_tokens
@@ -164,9 +193,11 @@ class TrainingExamples:
         seed: int,
         cache: FeatureCache | None = None,
         pack: int | None = None,
+        prefixes: PrefixReader | None = None,
     ) -> None:
         self.teacher, self.questions, self.answers = teacher, questions, answers
         self.cache, self.pack = cache, pack
+        self.prefixes = PrefixReader(teacher) if prefixes is None else prefixes
         sizes = [one.prompt + len(one.tokens) for one in answers]
         sorts = [questions[one.question].media_kinds for one in answers]
         self.shuffle = ShuffledBatches(sizes, sorts, batch, seed)
@@ -178,7 +209,10 @@ class TrainingExamples:
 
     def at(self, number: int) -> TrainingExample:
         """The example of batch `number`; with cached rows, of token ids without images."""
-        chosen = [self.answers[at] for at in self.shuffle.at(number)]
+        return self._example(self.shuffle.at(number))
+
+    def _example(self, answers: Sequence[int]) -> TrainingExample:
+        chosen = [self.answers[at] for at in answers]
         keys, device = [one.question for one in chosen], self.teacher.reader.device
         ids = None if self.cache is None else self.cache.prompt_ids(keys)
         if ids is None:
@@ -202,22 +236,54 @@ class TrainingExamples:
         self, tap: str, batches: int, processes: Processes, progress: TrainingProgress
     ) -> None:
         """Cache the target's features of the first batches; all rows are in those of one epoch."""
-        if self.cache is None:
+        if (cache := self.cache) is None:
             return
-        questions = [
-            [self.answers[at].question for at in self.shuffle.at(number)]
-            for number in range(min(batches, len(self.shuffle.batches)))
-        ]
+        count = min(batches, len(self.shuffle.batches))
+        chosen = [self.shuffle.at(number) for number in range(count)]
+        keys = [self.questions[one.question] for one in self.answers]
+        turns, others = group_turns(chosen, [(one.row, one.media_kinds) for one in keys])
+        asked = [[self.answers[at].question for at in one] for one in (*turns, *others)]
 
         def read(number: int) -> None:
-            cache_outputs(self.teacher.reader, self.at(number), tap)
+            if number >= len(turns):
+                example = self._example(others[number - len(turns)])
+                return cache_outputs(self.teacher.reader, example, tap)
+            questions = [self.questions[at] for at in asked[number]]
+            media = [self.teacher.load_media(one) for one in questions]
+            tokens = [self.answers[at].tokens for at in turns[number]]
+            for rows, found in self.prefixes.read(questions, media, tokens, tap):
+                cache.add([asked[number][row] for row in rows], found, tap)
+            return None
 
-        self.cache.fill(questions, read, tap, processes, progress)
+        cache.fill(asked, read, tap, processes, progress)
 
     def counts(self) -> torch.Tensor:  # (V,) int64
         """How often each token occurs in the answers."""
         tokens = concatenate_tokens(self.answers)
         return torch.bincount(tokens, minlength=self.teacher.reader.vocabulary)
+
+
+def group_turns(
+    batches: Sequence[Sequence[int]], conversations: Sequence[Any]
+) -> tuple[list[list[int]], list[list[int]]]:
+    """Batches of whole conversations of several answers, and the batches of the others.
+
+    `conversations` has a key per answer.
+    """
+    known: dict[Any, list[int]] = {}
+    for at in sorted(at for one in batches for at in one):
+        known.setdefault(conversations[at], []).append(at)
+    size, turns = max(map(len, batches), default=1), list[list[int]]()
+    for (_, kind), own in sorted(known.items(), key=lambda one: (one[0][1], one[0][0])):
+        if len(own) == 1:
+            continue
+        last = turns[-1] if turns else []
+        if last and conversations[last[0]][1] == kind and len(last) + len(own) <= size:
+            last += own
+        else:
+            turns.append(list(own))
+    others = [[at for at in one if len(known[conversations[at]]) == 1] for one in batches]
+    return turns, [one for one in others if one]
 
 
 def measure_coverage(head: Any, answers: Sequence[Response]) -> float | None:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -31,6 +31,9 @@ from mmspec.targets.readers.reader import Reader
 from mmspec.training.feature_cache import FeatureCache
 from mmspec.training.packing import pack_outputs
 from mmspec.training.trainable import HeadTraining
+
+if TYPE_CHECKING:  # circular import
+    from mmspec.training.prefixes import SharedPrefix
 
 
 @dataclass(frozen=True)
@@ -183,7 +186,7 @@ def _read_rows(
     """Outputs from the cache, or of the target."""
     cache = example.cache
     if cache is None:
-        return _read_by_target(reader, example, tap, attention, hook)
+        return read_by_target(reader, example, tap, attention, hook)
     if attention or hook is not None:
         raise ValueError(
             "this head is trained on more than the target's hidden states, such as attention, "
@@ -201,22 +204,26 @@ def _read_rows(
 def cache_outputs(reader: Reader, example: TrainingExample, tap: str) -> None:
     """Run the target on an example, and add its outputs to the example's cache."""
     assert example.cache is not None
-    read = _read_by_target(reader, example, tap, frozenset(), None)
+    read = read_by_target(reader, example, tap)
     example.cache.add(example.questions, read, tap)
 
 
-def _read_by_target(
+@torch.no_grad()
+def read_by_target(
     reader: Reader,
     example: TrainingExample,
     tap: str,
-    attention: frozenset[str],
-    hook: AbstractContextManager[Any] | None,
+    attention: frozenset[str] = frozenset(),
+    hook: AbstractContextManager[Any] | None = None,
+    prefix: SharedPrefix | None = None,
 ) -> TargetOutputs:
+    """Run the target on an example; on what follows a `prefix` that was read."""
     tokens = example.tokens.clamp_min(0)
     layers = wanted_layers({tap}).get(tap, ())
     tapped = _tap(reader, example, attention)
+    past: dict[str, Any] = {} if prefix is None else {"past": prefix.past}
     with HiddenStateHook(reader) as prompt, LayerStatesHook(reader, layers) as before, tapped:
-        memory, _, _ = reader.prefill(example.inputs, extra_slots=tokens.shape[1])
+        memory, _, _ = reader.prefill(example.inputs, extra_slots=tokens.shape[1], **past)
     response = Draft.chain(tokens[:, 1:], Kind.DET)
     layout = build_block(tokens[:, :1].tolist(), response, memory.like)
     with LayerStatesHook(reader, layers) as later, hook or nullcontext():
@@ -236,6 +243,8 @@ def _read_by_target(
         _to_prompt(tapped, tokens.shape[1]),
         tokens.shape[1],
     )
+    if prefix is not None:
+        target_prompt = prefix.prepend_to(target_prompt)
     return TargetOutputs(target_prompt, after, (example.tokens >= 0).repeat(branches, 1))
 
 
