@@ -48,8 +48,9 @@ class Grammar(RequestProcessor):
     ) -> Grammar:
         """JSON values of a schema, a mapping or JSON text; {"type": "object"} is any JSON object.
 
-        Without `whitespace` there is none between tokens of JSON. Raises ValueError for what is not
-        JSON, and for keywords that the library does not support.
+        Without `whitespace` there is none between tokens of JSON; with it at most 40 characters,
+        as small models may write it endlessly. Raises ValueError for what is not JSON, and for
+        keywords that the library does not support.
         """
         import_llguidance()
         try:
@@ -60,8 +61,11 @@ class Grammar(RequestProcessor):
                 f"the schema {format_value(schema)} is not JSON ({error}); give a JSON schema, "
                 'such as {"type": "object"}'
             ) from error
-        if not whitespace and isinstance(parsed, dict):
-            parsed = {**parsed, "x-guidance": {"whitespace_flexible": False}}
+        if isinstance(parsed, dict):
+            how = (
+                {"whitespace_pattern": WHITESPACE} if whitespace else {"whitespace_flexible": False}
+            )
+            parsed = {"x-guidance": how, **parsed}
         return cls(json.dumps({"grammars": [{"json_schema": parsed}]}), **options)
 
     @classmethod
@@ -222,6 +226,7 @@ class GrammarProcessor(StatefulProcessor):
         )
 
 
+WHITESPACE = r"[ \n\t\r]{1,40}"
 FREE = object()  # the state of a row without a grammar
 
 

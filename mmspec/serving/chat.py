@@ -8,7 +8,8 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from mmspec.errors import check_number, format_value, unknown_message
+from mmspec.distributions.grammar import Grammar
+from mmspec.errors import check_number, format_value, prefix_errors, unknown_message
 from mmspec.serving.media import Fetch, read_url
 
 MAX_CHOICES = 16
@@ -25,11 +26,6 @@ NEUTRAL: Mapping[str, tuple[tuple[Any, ...], str]] = {  # values that change not
     "tools": (([],), "the model's text is returned as it is; describe the tools in the prompt"),
     "tool_choice": (("none", "auto"), "no tools are called; drop it"),
     "functions": (([],), "no functions are called; drop it"),
-    "response_format": (
-        ({"type": "text"},),
-        "JSON mode needs constrained decoding, which this server does not have; ask for JSON in "
-        "the prompt and check the text",
-    ),
     "modalities": ((["text"],), "this model writes text"),
     "audio": ((), "this model writes text"),
     "prediction": ((), "drafts are those of the server's recipe"),
@@ -78,6 +74,7 @@ class ChatRequest:
     alternatives: int | None = None  # of each token's log-probability; None = not requested
     streams: bool = False
     streams_usage: bool = False
+    grammar: Grammar | None = None  # of `response_format`
     extra: Mapping[str, Any] = field(default_factory=dict)
 
     @classmethod
@@ -100,7 +97,7 @@ def _parse(body: Any, default_tokens: int, fetch: Fetch | None) -> ChatRequest:
     known = (
         *("model", "messages", "max_tokens", "max_completion_tokens", "temperature", "top_p", "n"),
         *("stop", "stream", "stream_options", "seed", "logprobs", "top_logprobs"),
-        *(*EXTRA_SETTINGS, *HARMLESS, *NEUTRAL),
+        *("response_format", *EXTRA_SETTINGS, *HARMLESS, *NEUTRAL),
     )
     given = {name: value for name, value in body.items() if value is not None}
     if unknown := sorted(set(given) - set(known)):
@@ -122,6 +119,7 @@ def _parse(body: Any, default_tokens: int, fetch: Fetch | None) -> ChatRequest:
         alternatives=_parse_logprobs(given),
         streams=_flag(given, "stream"),
         streams_usage=bool(options.get("include_usage", False)),
+        grammar=_parse_format(given.get("response_format", {"type": "text"})),
     )
 
 
@@ -139,6 +137,24 @@ def _parse_settings(given: Mapping[str, Any], default_tokens: int) -> dict[str, 
         return {**made, "do_sample": False}
     # the model's own top-k does not apply unless it is given
     return {"top_k": 0, **made, "do_sample": True, "temperature": temperature, "top_p": top_p}
+
+
+def _parse_format(given: Any) -> Grammar | None:
+    """The grammar of a JSON mode; None for plain text."""
+    kind = given.get("type") if isinstance(given, Mapping) else None
+    if kind == "text":
+        return None
+    if kind == "json_object":
+        return Grammar.json_schema({"type": "object"})
+    named = given.get("json_schema") if kind == "json_schema" else None
+    if not isinstance(named, Mapping) or not isinstance(named.get("schema"), Mapping):
+        raise InvalidRequest(
+            f"response_format={format_value(given)} is not known; give {{'type': 'text'}}, "
+            "{'type': 'json_object'} or {'type': 'json_schema', 'json_schema': {'name': ..., "
+            "'schema': {...}}}"
+        )
+    with prefix_errors("response_format"):
+        return Grammar.json_schema(named["schema"])
 
 
 def _parse_logprobs(given: Mapping[str, Any]) -> int | None:

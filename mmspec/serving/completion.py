@@ -136,6 +136,8 @@ class ChatService:
         if request.seed is not None:
             made["seed"] = request.seed
             made["row_ids"] = [choice]
+        if request.grammar is not None:
+            made |= {"grammar": request.grammar, "tokenizer": self.chat.tokenizer}
         if request.stops:
             prompt = inputs["input_ids"].shape[1]
             made["stopping_criteria"] = [StopsAtText(self.chat.tokenizer, request.stops, prompt)]

@@ -197,7 +197,7 @@ def test_many_clients_at_once_get_what_they_get_alone(server: Server) -> None:
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"response_format": {"type": "json_object"}}, "constrained decoding"),
+        ({"response_format": {"type": "json_object"}}, "no token of this vocabulary"),
         ({"tools": [{"type": "function", "function": {"name": "f"}}]}, "tools="),
         ({"temperature": 9}, "temperature=9"),
         ({"top_logprobs": 2}, "logprobs=true"),
