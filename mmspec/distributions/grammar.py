@@ -235,7 +235,7 @@ def _check_source(source: Any) -> None:
     if problem and not problem.startswith("WARNING"):
         raise ValueError(
             f"the grammar is refused: {_first_lines(problem)}; change it to what llguidance "
-            "supports (docs/vlm.md)"
+            "supports (docs/grammar.md)"
         )
 
 

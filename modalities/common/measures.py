@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec import _hf_cache
+from mmspec import _hf, _hf_cache
 from mmspec.accelerated import Accelerated
 from mmspec.api import accelerate
 from mmspec.bench import checks
@@ -22,6 +22,7 @@ from mmspec.bench.frequency import Subject
 from mmspec.bench.reporting import Progress, describe_device
 from mmspec.bench.timing import RUN_ERRORS, time_run
 from mmspec.bench.workload import Scored, agreement, fact_accuracy, group_batches
+from mmspec.distributions.call_state import StepwiseProcessor
 from mmspec.drafters.plain import NoDraft
 from mmspec.modality import Quality, Runner, RunResult, Speculative, Workload
 from mmspec.recipe import Recipe
@@ -200,13 +201,24 @@ class Generate:
         if request.get("do_sample"):
             torch.manual_seed(seed)
         with count_forwards(self.model) as calls:
-            ids = self.model.generate(**request, **self.extra)
+            ids = self.model.generate(**_constrain_steps(self.model, request), **self.extra)
         tokens = extract_new_tokens(self.model, ids, prompt_length(request))
         prefills = 1 if all(calls) else sum(calls)  # recurrent states have no length
         return RunResult(tokens, sum(map(len, tokens)), max(len(calls) - prefills, 0))
 
     def run_first_token(self, request: Request, seed: int) -> RunResult:
         return self.run({**request, "max_new_tokens": 1}, seed)
+
+
+def _constrain_steps(model: Any, request: Request) -> Request:
+    """The request with its grammar as a processor of the library's own steps."""
+    if "grammar" not in request:
+        return request
+    given = dict(request)
+    grammar, eos = given.pop("grammar"), _hf.eos_ids(model.generation_config)
+    size = model.get_output_embeddings().weight.shape[0]
+    rows = [grammar] * len(request["input_ids"])
+    return {**given, "logits_processor": [StepwiseProcessor(grammar.bind(rows, size, eos))]}
 
 
 def is_compiled(runner: Runner) -> bool:

@@ -31,6 +31,18 @@ class LanguageSettings:
     fps: float | None = setting(None, "Frames of the video per second, instead of --frames.")
     max_new_tokens: int = setting(64, "Maximum number of new tokens.", min=1, max=1 << 16)
     temperature: float = setting(0.0, "0 is greedy.", min=0)
+    json_schema: str | None = setting(
+        None,
+        "A file with the JSON schema that the output follows.",
+        reads="schema",
+        only="generate",
+    )
+    grammar: str | None = setting(
+        None,
+        "A file with the grammar that the output follows, in Lark's notation or GBNF.",
+        reads="grammar",
+        only="generate",
+    )
     kind: str | None = setting(
         None,
         "Kind of bundled examples; default: both.",

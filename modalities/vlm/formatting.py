@@ -11,6 +11,8 @@ from PIL import Image
 
 from mmspec import _hf
 from mmspec._hf_cache import execution_device
+from mmspec.distributions.grammar import Grammar
+from mmspec.errors import prefix_errors
 from mmspec.modalities.common import doctor_tokens, formatting
 from mmspec.modalities.common.chat_template import apply_chat_template
 from mmspec.modalities.common.families import find_family, make_reader
@@ -45,6 +47,7 @@ class LanguageFormatter:
         self.picture = None if settings.image is None else _open_image(settings.image)
         self.videos = [] if settings.video is None else [_read_clip(settings)]
         self.processor = formatting.load_processor(source, model, self.sees, **options)
+        self.grammar = _read_grammar(settings, formatting.get_tokenizer(self.processor))
 
     @property
     def sampling(self) -> dict[str, Any]:
@@ -53,6 +56,8 @@ class LanguageFormatter:
         made: dict[str, Any] = {"do_sample": settings.temperature > 0}
         if settings.temperature > 0:
             made["temperature"] = settings.temperature
+        if self.grammar is not None:
+            made["grammar"] = self.grammar
         return {**made, "max_new_tokens": settings.max_new_tokens}
 
     def request(
@@ -136,6 +141,18 @@ def format_chat(processor: Any, prompt: str, kinds: Sequence[str]) -> str:
     named = {} if is_tokenizer else vars(processor)
     marks = [named.get(f"{kind}_token", f"<{kind}>") for kind in kinds]
     return "\n".join([*marks, prompt])
+
+
+def _read_grammar(settings: LanguageSettings, tokenizer: Any) -> Grammar | None:
+    """The grammar of the settings' file. Raises ValueError for two, and for one that is refused."""
+    if settings.json_schema is not None and settings.grammar is not None:
+        raise ValueError("--json-schema and --grammar are two grammars of one output; drop one")
+    for name, make in (("json_schema", Grammar.json_schema), ("grammar", Grammar.ebnf)):
+        file = getattr(settings, name)
+        if file is not None:
+            with prefix_errors(file):
+                return make(Path(file).read_text(), tokenizer=tokenizer)
+    return None
 
 
 def _check_video(source: str, model: Any, settings: LanguageSettings) -> None:

@@ -4,21 +4,34 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from functools import cache
 from itertools import product
+from pathlib import Path
+from time import process_time
 from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
-from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    LogitsProcessor,
+    PreTrainedTokenizerFast,
+)
 
 import mmspec
 from mmspec import Grammar
 from mmspec.bench.frequency import LENGTH, Subject, measure_frequencies
 from mmspec.distributions import grammar as grammars
+from mmspec.distributions.call_state import StateTrees
 from mmspec.distributions.vocabulary import read_vocabulary
+from mmspec.modalities.common.measures import Generate
 from mmspec.modalities.common.tiny_models import tiny_llama
+from mmspec.modalities.vlm import LanguageSettings
+from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.trees import NodePrefix
 from tests.toys.tokenizers import byte_tokenizer
 
@@ -137,7 +150,7 @@ def expected(how: str) -> Tensor:
 
 @pytest.mark.parametrize("how", ["greedy", "sampled"])
 @pytest.mark.parametrize(
-    "recipe", ["plain", "coupled", "dynamic-tree", "recursive-rejection", "prompt-lookup"]
+    "recipe", ["coupled", "dynamic-tree", "recursive-rejection", "prompt-lookup"]
 )
 def test_outputs_are_those_of_constrained_decoding(recipe: str, how: str) -> None:
     settings = GREEDY if how == "greedy" else SAMPLED
@@ -200,7 +213,9 @@ def constrained_joint(model: Any, prompt: list[int]) -> Tensor:  # (V,) * LENGTH
     return found
 
 
-@pytest.mark.parametrize("recipe", ["recursive-rejection", "traversal"])
+@pytest.mark.parametrize(
+    "recipe", ["recursive-rejection", pytest.param("traversal", marks=pytest.mark.exhaustive)]
+)
 @torch.no_grad()
 def test_rejection_trees_emit_the_constrained_distribution(recipe: str) -> None:
     assert LENGTH == 3
@@ -222,26 +237,23 @@ def test_rejection_trees_emit_the_constrained_distribution(recipe: str) -> None:
         return found
 
     found = measure_frequencies(
-        Subject(constrained_joint(model, prompt), sample), samples=2000, batch=500
+        Subject(constrained_joint(model, prompt), sample), samples=1500, batch=750
     )
     assert found.p_value > 1e-4
 
 
 def test_rows_have_grammars_of_their_own() -> None:
     other = Grammar.regex("(yes|no)!", tokenizer=tokenizer())
-    made = fast("dynamic-tree")
-    alone = [
-        made.generate(**request(), **GREEDY, grammar=one).sequences
-        for one in (schema_grammar(), other)
-    ]
+    made = fast("coupled")
+    alone = [expected("greedy"), made.generate(**request(), **GREEDY, grammar=other).sequences]
     both = made.generate(**request(), **GREEDY, grammar=[schema_grammar(), other]).sequences
     first, second = texts(both)
     assert first == texts(alone[0])[0]
     assert second == texts(alone[1])[1]
     assert second in ("yes!", "no!")
-    free = made.generate(**request(), **GREEDY, grammar=[None, other]).sequences
-    plain = llama(2, 0).generate(**request(), **GREEDY)
-    assert texts(free)[0] == texts(plain)[0]
+    few = {**request(), **GREEDY, "max_new_tokens": 12}
+    free = made.generate(**few, grammar=[None, other]).sequences
+    assert texts(free)[0] == texts(llama(2, 0).generate(**few))[0]
 
 
 def test_every_entry_point_takes_a_grammar(tmp_path: Any) -> None:
@@ -264,7 +276,7 @@ def test_every_entry_point_takes_a_grammar(tmp_path: Any) -> None:
 
 def test_an_engine_holds_a_grammar_for_each_request() -> None:
     other = Grammar.regex("(yes|no)!", tokenizer=tokenizer())
-    prompt: dict[str, Any] = {"input_ids": request()["input_ids"][:1], "max_new_tokens": 60}
+    prompt: dict[str, Any] = {"input_ids": request()["input_ids"][:1], "max_new_tokens": 30}
     cases = [schema_grammar(), None, other, schema_grammar()]
     made = fast("coupled")
     with mmspec.Engine(made, max_rows=4) as engine:
@@ -300,6 +312,26 @@ def test_words_join_with_spaces() -> None:
     assert known.has_words
     assert known.drops_space
     assert not read_vocabulary(tokenizer(), 272, frozenset([261])).has_words
+
+
+def test_the_command_line_reads_grammars_from_files(tmp_path: Path) -> None:
+    """Its comparison with `generate()` is one with the same grammar."""
+    file = tmp_path / "sentence.lark"
+    file.write_text('start: ("the" | "a") " " ("red" | "blue") " " ("circle" | "star") "."')
+    model = mmspec.zoo.load("llava")
+    formatter = LanguageFormatter("zoo:llava", model, LanguageSettings(grammar=str(file)))
+    request = formatter.request(["describe the picture"])
+    own = Generate(model).run(request, 0)
+    out = mmspec.accelerate(model, "prompt-lookup").generate(**request)
+    text = formatter.text(out)
+    assert re.fullmatch(r"(the|a) (red|blue) (circle|star)\.", text)
+    assert formatter.processor.tokenizer.decode(own.values[0], skip_special_tokens=True) == text
+    for settings, message in (
+        (LanguageSettings(json_schema=str(file)), "sentence.lark: .* is not JSON"),
+        (LanguageSettings(json_schema=str(file), grammar=str(file)), "drop one"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            LanguageFormatter("zoo:llava", model, settings)
 
 
 NUMBER: Any = 5
@@ -365,3 +397,74 @@ def test_a_grammar_is_compiled_once() -> None:
             **{**request(), "max_new_tokens": 3}, **GREEDY, grammar=schema_grammar()
         )
     assert grammars._compile.cache_info().misses == 1
+
+
+@cache
+def large_tokenizer(size: int = 32_000) -> Any:
+    """A byte-level tokenizer trained on Python's own library: a vocabulary of usual size."""
+    core = Tokenizer(models.BPE())
+    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    core.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    special = ["<eos>", "<pad>"]
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, initial_alphabet=alphabet, special_tokens=special, show_progress=False
+    )
+    files = sorted(Path(json.__file__).parents[1].glob("*.py"))
+    core.train_from_iterator([one.read_text(errors="ignore") for one in files], trainer)
+    build: Any = PreTrainedTokenizerFast
+    return build(tokenizer_object=core, eos_token="<eos>", pad_token="<pad>")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree"])
+def test_what_masks_cost(recipe: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run with -s: microseconds per node of a draft, and the share of decoding.
+
+    The smaller the model, the larger the share: here 0.03 B parameters.
+    """
+    own = large_tokenizer()
+    schema = {"type": "array", "items": SCHEMA, "minItems": 4, "maxItems": 4}
+
+    def model(layers: int, seed: int) -> Any:
+        torch.manual_seed(seed)
+        config = LlamaConfig(
+            vocab_size=len(own),
+            hidden_size=512,
+            intermediate_size=1024,
+            num_hidden_layers=layers,
+            num_attention_heads=8,
+            eos_token_id=own.eos_token_id,
+            pad_token_id=own.pad_token_id,
+            bos_token_id=None,
+        )
+        return LlamaForCausalLM(config).eval()
+
+    started = process_time()
+    grammar = Grammar.json_schema(schema, tokenizer=own)
+    grammar.bind([grammar], len(own), frozenset([own.eos_token_id]))
+    compiled = process_time() - started
+    spent, nodes, process = [0.0], [0], StateTrees.process
+
+    def timed(self: Any, processor: Any, flat: Tensor, prefix: Any, count: int) -> Tensor:
+        begun = process_time()
+        found = process(self, processor, flat, prefix, count)
+        spent[0] += process_time() - begun
+        nodes[0] += len(flat)
+        return found
+
+    monkeypatch.setattr(StateTrees, "process", timed)
+    made = mmspec.accelerate(model(8, 0), recipe, drafter=model(1, 1))
+    ids = own(["Give me JSON: "], return_tensors="pt")["input_ids"]
+    how: dict[str, Any] = {"input_ids": ids, "max_new_tokens": 128, "grammar": grammar, **GREEDY}
+    made.generate(**{**how, "max_new_tokens": 8})
+    spent[0], nodes[0] = 0.0, 0
+    begun = process_time()
+    stats = made.generate(**how).stats
+    decoding = process_time() - begun
+    sys.stdout.write(
+        f"\n{recipe}: vocabulary {len(own)}, tokenizer and grammar {compiled:.2f} s, "
+        f"{1e6 * spent[0] / nodes[0]:.0f} us per distribution of {nodes[0]}, "
+        f"{spent[0] / decoding:.1%} of {decoding:.2f} s, {stats.target_calls} rounds\n"
+    )
+    assert spent[0] < decoding / 3
