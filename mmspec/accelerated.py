@@ -168,7 +168,7 @@ class Accelerated(Calls):
         arguments = dict(arguments)
         on_round, given = arguments.pop("on_round", None), arguments.pop("trace", None)
         check_call_arguments(arguments.get("seed"), arguments.get("row_ids"), on_round)
-        trace = None if given is None else self._begin_trace(given, call, arguments)
+        trace = None if given is None else self._begin_trace(given, call, args, arguments)
         observers = [one for one in (observer, on_round) if one is not None]
         loop = RequestLoop(self.model, observers, trace)
         try:
@@ -187,7 +187,9 @@ class Accelerated(Calls):
         self._warn(self.last_stats)
         return output
 
-    def _begin_trace(self, given: Any, call: str, arguments: Mapping[str, Any]) -> Trace:
+    def _begin_trace(
+        self, given: Any, call: str, args: Sequence[Any], arguments: Mapping[str, Any]
+    ) -> Trace:
         """Check and start a trace. Raises ValueError for what is none, and for a used one."""
         trace: Trace = import_module("mmspec.tracing.trace").check_trace(given)  # on demand
         about = {
@@ -197,7 +199,7 @@ class Accelerated(Calls):
             "exact": self.recipe.exact,
             "drafter_saw": self.sees,
         }
-        trace.begin(self.modality, about, arguments)
+        trace.begin(self.modality, about, args, arguments)
         return trace
 
     def _missing_call(self, call: str) -> str:

@@ -97,10 +97,11 @@ def tracing(modality: Modality) -> Any:
     """Import what a modality shows of its outputs in a trace; None where that is text alone.
 
     Its `depict(session, output, trace)` returns plain data of views, by name (docs/trace.md).
+    `find_processor(formatter)` returns what decodes tokens to text; None where they are none.
     """
-    if find_spec(f"{modality.package}.tracing") is None:
-        return None
-    return import_module(f"{modality.package}.tracing")
+    packages = (modality.package, modality.package.rpartition(".")[0])  # or of several modalities
+    homes = (f"{package}.tracing" for package in packages)
+    return next((import_module(home) for home in homes if find_spec(home) is not None), None)
 
 
 def training_data(modality: Modality) -> TrainingData:

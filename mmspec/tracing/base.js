@@ -59,6 +59,8 @@ for (let row = 0; row < data.batch; row++) {
 const clock = [];
 rounds.reduce((sum, round) => (clock.push(sum + total(round.seconds)), clock[clock.length - 1]), 0);
 
+const callsUntil = (round) => rounds.slice(0, round + 1).reduce((sum, one) => sum + one.calls, 0);
+
 // What became of each node of a draft: accepted, refused (tested), or unread (below a refused one).
 function nodesOf(row) {
   const accepted = new Set(row.path), depths = [];

@@ -9,6 +9,11 @@ from typing import Any
 
 FORMAT, VERSION = "mmspec-trace", 1
 Json = dict[str, Any]
+_HEADER = {
+    **{"modality": str, "decodes": str, "model": str, "recipe": str, "exact": bool, "tokens": str},
+    **{"settings": dict, "views": dict, "notes": list, "rounds": int, "batch": int},
+}
+_PLAIN = {"clock": list, "calls": int, "is_same": bool}
 _ROUND = {"round": int, "part": int, "calls": int, "seconds": dict, "rows": list}
 _ROW = {"tokens": list, "accepted": int, "draft": list, "parents": list, "path": list}
 
@@ -38,6 +43,9 @@ def read_jsonl(path: Path) -> tuple[Json, list[Json]]:
             f"{path} is a trace of version {header.get('version')}, and this mmspec reads version "
             f"{VERSION}; read it with the mmspec that wrote it ({header.get('mmspec')})"
         )
+    _check_fields(header, _HEADER, f"{path}, line 1")
+    if header.get("plain") is not None:
+        _check_fields(header["plain"], _PLAIN, f"{path}, line 1, plain")
     rounds = []
     for number, line in enumerate(lines[1:], 2):
         found = _parse(path, number, line, is_last=number == len(lines))

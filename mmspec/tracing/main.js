@@ -1,7 +1,12 @@
-// The views of this trace: those of text first, then what its modality has.
+// The views of this trace: first what its modality has, then those of every trace.
 addPatterns();
+addPictures();
+addDenoising();
+addSound();
+addActions();
 addText();
 addTree();
+addKept();
 addRace();
 addAcceptance();
 addTimes();

@@ -15,7 +15,11 @@ Json = dict[str, Any]
 MOST_STEPS = 2000  # of the slider; a longer trace is thinned
 MOST_CLOCK = 2000  # entries of the clock of plain decoding
 PARTS = ("prefill", "draft", "verify", "host")
-SCRIPTS = ("base", "text", "tree", "charts", "race", "main")
+SCRIPTS = (
+    *("base", "text", "tree", "charts", "race"),
+    *("picture", "denoising", "sound", "actions", "kept"),
+    "main",  # last
+)
 
 
 def write_page(path: Path, header: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> None:
@@ -180,6 +184,8 @@ def _race(header: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Jso
             "note": note,
             "clock": thinned,
             "calls": plain["calls"],
+            "parts": plain.get("parts", []),
+            "frames": plain.get("frames", []),
             "same": plain["is_same"],
         }
     return _estimate_plain(header, rounds)

@@ -19,6 +19,10 @@ from mmspec.draft import Draft, Round, Scores
 DIGITS = 4  # of probabilities and seconds
 MAX_STATES = 24  # states of a denoising chain that are kept, evenly spread
 Json = dict[str, Any]
+_NO_ROW: Json = {
+    **{"tokens": [], "accepted": 0, "corrected": False},
+    **{"draft": [], "parents": [], "path": []},
+}
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,7 @@ class Recorder:
         accepted = self._read_tokens()
         done: dict[tuple[int, int], int] = {}  # tokens so far, by part and row
         made = []
+        batch = max((len(one.round.tokens) for one in self.records), default=0)
         for number, record in enumerate(self.records):
             draft = None if record.draft is None else next(drafts)
             rows = []
@@ -102,6 +107,7 @@ class Recorder:
                 rows.append({"tokens": tokens, **_describe_row(record.round, row, draft)})
                 if self.kind == "states":
                     _number_states(rows[-1], first + 1)
+            rows += [dict(_NO_ROW) for _ in range(batch - len(rows))]  # of a part with fewer
             made.append({**_describe_round(number, record), "rows": rows})
         return made
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -54,6 +55,8 @@ class Trace:
         self.recorder = Recorder()
         self.about: Json | None = None  # the header, but for what the rounds hold
         self.known_rounds: list[Json] | None = None
+        self.call: Call | None = None  # the latest one of the loop
+        self.depict: Callable[[], Json] | None = None  # makes the views, once
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -80,6 +83,9 @@ class Trace:
             raise ValueError("the trace is empty; pass it to a call, as in generate(trace=trace)")
         if "rounds" in self.about:  # it was read from a file
             return self.about
+        if self.depict is not None:
+            depict, self.depict = self.depict, None
+            self.about["views"] = depict()
         batch = self._batch()
         return {
             **self.about,
@@ -99,15 +105,21 @@ class Trace:
 
     def race(self, plain: Trace) -> None:
         """Show this trace beside that of plain decoding of the same request, in the same clock."""
-        clock, seconds = [], 0.0
+        clock, seconds, ends = [], 0.0, dict[int, float]()
         counts = [0] * plain._batch()
         for round_ in plain.rounds:
             seconds += sum(value or 0.0 for value in round_["seconds"].values())
             for row, new in enumerate(round_["rows"]):
                 counts[row] += len(new["tokens"])
             clock.append([round_digits(seconds), *counts])
+            ends[round_["part"]] = clock[-1][0]
         is_same = plain.list_tokens() == self.list_tokens()
-        measured = {"clock": clock, "calls": sum(one["calls"] for one in plain.rounds)}
+        measured = {
+            "clock": clock,
+            "calls": sum(one["calls"] for one in plain.rounds),
+            "parts": list(ends.values()),
+            "frames": plain.header["views"].get("actions", {}).get("frames", []),
+        }
         self.about = {**self.header, "plain": {**measured, "is_same": is_same}}
 
     def list_tokens(self) -> list[list[Any]]:
@@ -118,12 +130,20 @@ class Trace:
                 row.extend(new["tokens"])
         return rows
 
-    def begin(self, modality: Modality, about: Json, arguments: Mapping[str, Any]) -> None:
+    def begin(
+        self,
+        modality: Modality,
+        about: Json,
+        args: Sequence[Any],
+        arguments: Mapping[str, Any],
+    ) -> None:
         """Start the one request of this trace. Raises ValueError for a second one."""
         if self.about is not None:
             raise ValueError("this trace already holds a request; give trace= a new mmspec.Trace()")
         settings = {name: value for name, value in arguments.items() if _is_plain(value)}
-        prompt = self.prompt or next((arguments[one] for one in PROMPTS if one in settings), None)
+        texts = [one for one in args if isinstance(one, str)]  # by position
+        texts += [arguments[one] for one in PROMPTS if one in settings]
+        prompt = self.prompt or next(iter(texts), None)
         self.about = {
             "format": FORMAT,
             "version": VERSION,
@@ -142,6 +162,7 @@ class Trace:
     def follow(self, call: Call) -> Call:
         """The call with its rounds watched; a request may be several."""
         self.recorder.begin_part()
+        self.call = call
         return replace(call, parts=replace(call.parts, watch=self.recorder.watch))
 
     def add(self, round_: Round) -> None:
@@ -149,12 +170,13 @@ class Trace:
         self.recorder.add(round_)
 
     def finish(self, session: Any, modality: Modality, output: Any, stats: Stats) -> None:
-        """Add the statistics, and what the modality shows of the output."""
+        """Add the statistics; what the modality shows of the output is made when it is read."""
         assert self.about is not None
-        tracing = registry.tracing(modality)
-        views = {} if tracing is None else tracing.depict(session, output, self)
         counted = json.loads(json.dumps(stats.to_dict()))  # as a file holds it
-        self.about = {**self.about, "stats": counted, "views": views}
+        self.about = {**self.about, "stats": counted}
+        tracing = registry.tracing(modality)
+        if tracing is not None:
+            self.depict = partial(tracing.depict, session, output, self)
 
     def _batch(self) -> int:
         return len(self.rounds[0]["rows"]) if self.rounds else 0

@@ -37,7 +37,7 @@ def draw_spectrogram(
     """
     _, place, counts = rounds.unique(return_inverse=True, return_counts=True)
     kinds = counts[place].clamp_max(len(COLOURS)) - 1  # (T,)
-    light = _levels(waveform)
+    light = measure_levels(waveform)
     columns = torch.arange(light.shape[1]) * max(len(rounds), 1) // light.shape[1]
     hues = torch.tensor(COLOURS)[kinds[columns] if len(rounds) else columns]  # (W, 3)
     pixels = (light[..., None] * hues).byte()
@@ -85,8 +85,10 @@ def _draw_legend(pen: ImageDraw.ImageDraw, top: int, caption: str, parts: str) -
     pen.text((left, top), parts, "black")
 
 
-def _levels(waveform: Tensor) -> Tensor:  # (HEIGHT, WIDTH) of 0 to 1, high frequencies on top
-    """Power in decibels above the floor, the maximum at 1."""
+def measure_levels(
+    waveform: Tensor,
+) -> Tensor:  # (HEIGHT, WIDTH) of 0 to 1, high frequencies on top
+    """Power in decibels above the floor as 0 to 1, the maximum at 1."""
     window = 512
     padded = torch.nn.functional.pad(waveform.float(), (0, max(window - len(waveform), 0)))
     hop = max(len(padded) // WIDTH, 1)
