@@ -36,6 +36,8 @@ SIGNALS: Mapping[str, str] = {
 }
 # signals from the episodes of a robot
 OF_ROBOTS = frozenset({"earlier-attention", "earlier-features", "precision"})
+# of `Context.shared`, in traces: a list that receives images and what was left of them
+KEPT = "kept"
 Grid = tuple[int, ...]  # rows, columns; for a video frames, rows, columns
 Shape = tuple[int, int, int]  # frames, rows, columns
 

@@ -165,6 +165,7 @@ class Call:
     view: View | None = None  # decodes partial output, for `Round.partial`
     models: tuple[Any, ...] = ()  # further models that its rounds run; threads take turns
     compiled: CompileLog | None = None  # counts compiled forwards, where they are asked for
+    states: Any = None  # of a chain: what decodes its states, for traces
 
 
 class Loop(Protocol):

@@ -8,7 +8,7 @@ function addDenoising() {
   const place = make("div", { class: "scroll", style: "max-height:640px", tabindex: 0, role: "group", "aria-label": "Steps by round" }), strip = make("div", { class: "strip" }), facts = make("p", {});
   const legend = make("ul", { class: "legend" }, make("li", {}, swatch("bar accepted"), "\u2713 proposed and accepted"), make("li", {}, swatch("bar refused"), "\u2717 proposed and refused"),
     make("li", {}, swatch("bar unread"), "\u00b7 proposed behind a refused one"), make("li", {}, swatch("bar own"), "\u25cf the network's own"));
-  addView("denoising", "Denoising steps", "A row per timestep from noise (top) to the image, a column per round. All states of a column were computed by one call of the network." +
+  addView("denoising", "Denoising steps", "A row per timestep from noise (top) to the image, a column per round. " +
     (view.note ? " " + view.note : ""), strip, legend, place, facts);
   let columns = [], shownRow = -1;
   const label = (step) => `step ${step}` + (view.timesteps ? `, t = ${number(view.timesteps[step - 1])}` : "");

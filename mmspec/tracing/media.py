@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 LONGEST = 512  # pixels of a picture's longer side
+SMALL = 24_000  # bytes of a PNG that is kept as it is
 PEAKS = 900  # columns of a waveform
 MOST_SAMPLES = 2_000_000  # of a sound in a page; a longer one is left out
 
@@ -24,7 +25,7 @@ def image_uri(image: Image.Image, longest: int = LONGEST) -> str:
         stream = BytesIO()
         shown.save(stream, kind, **options)
         found.append((len(stream.getvalue()), kind, stream.getvalue()))
-    _, kind, data = found[0] if found[0][0] < 4096 else min(found)
+    _, kind, data = found[0] if found[0][0] < SMALL else min(found)
     return f"data:image/{kind};base64,{b64encode(data).decode()}"
 
 

@@ -13,12 +13,14 @@ function addPictures() {
   function collect(row) {
     const { grid, cells: offsets } = view.rows[row], { list, starts } = tokens[row];
     const found = offsets.map((offset, cell) => ({ cell, x: cell % grid[1], y: Math.floor(cell / grid[1]), token: list[offset], refused: [] }));
-    const at = new Map(offsets.map((offset, cell) => [offset, cell]));
+    const at = new Map();
+    offsets.forEach((offset, cell) => at.set(offset, [...(at.get(offset) || []), cell]));
     rounds.forEach((round, index) => {
       if (round.merged > 1) return;
       for (const one of refusedOf(round.rows[row])) {
-        const cell = at.get(starts[index] + one.depth);
-        if (cell !== undefined) found[cell].refused.push({ ...one, round: index, code: one.text, uri: view.rows[row].patches[cell + ":" + one.text] });
+        for (const cell of at.get(starts[index] + one.depth) || []) {
+          found[cell].refused.push({ ...one, round: index, code: one.text, uri: view.rows[row].patches[cell + ":" + one.text] });
+        }
       }
     });
     return found;

@@ -1,6 +1,6 @@
 // The text as it came: words by round, and what was refused where the target wrote its own.
 function addText() {
-  if (!rounds.length) return;
+  if (!rounds.length || data.tokens === "states") return;
   const words = make("p", { class: data.words ? "words" : "words ids" });
   const earlier = make("p", { class: "hint", hidden: "" });
   const legend = make("ul", { class: "legend" },

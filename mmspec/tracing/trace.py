@@ -13,9 +13,11 @@ from typing import Any
 from torch import Tensor
 
 from mmspec import registry
+from mmspec.compressors.contract import KEPT
 from mmspec.draft import Round
 from mmspec.modality import Call, Modality
 from mmspec.stats import Stats
+from mmspec.targets.tokens.context import Request
 from mmspec.tracing.jsonl import FORMAT, VERSION, read_jsonl, write_jsonl
 from mmspec.tracing.page import write_page
 from mmspec.tracing.recorder import Recorder, round_digits
@@ -57,6 +59,7 @@ class Trace:
         self.known_rounds: list[Json] | None = None
         self.call: Call | None = None  # the latest one of the loop
         self.depict: Callable[[], Json] | None = None  # makes the views, once
+        self.kept: list[Any] = []  # images of draft models, and what compressors left of them
 
     @classmethod
     def load(cls, path: str | Path) -> Trace:
@@ -162,8 +165,11 @@ class Trace:
     def follow(self, call: Call) -> Call:
         """The call with its rounds watched; a request may be several."""
         self.recorder.begin_part()
-        self.call = call
-        return replace(call, parts=replace(call.parts, watch=self.recorder.watch))
+        self.call, request = call, call.request
+        if isinstance(request, Request):
+            request = replace(request, shared={**request.shared, KEPT: self.kept})
+        parts = replace(call.parts, watch=self.recorder.watch)
+        return replace(call, parts=parts, request=request)
 
     def add(self, round_: Round) -> None:
         """Record a round that has ended."""

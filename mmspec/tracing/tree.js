@@ -30,7 +30,7 @@ function addTree() {
       "aria-label": one.status === "target" ? `the target's own token: ${shown(one.text)}` : describe(one) },
       draw("rect", { width: BOX, height: TALL, rx: 6 }),
       draw("text", { class: "name", x: 8, y: 15 }, MARKS[one.status] + cut(shown(one.text), 12)),
-      draw("text", { class: "faint", x: 8, y: 30, "font-size": 10 }, one.status === "target" ? "target" : "p " + chance(one.p) + (one.q === null ? "" : "  q " + chance(one.q))));
+      draw("text", { class: "faint", x: 8, y: 30, "font-size": 10 }, one.status === "target" ? "target" : one.p === null && one.q === null ? WORDS[one.status] : "p " + chance(one.p) + (one.q === null ? "" : "  q " + chance(one.q))));
     return addTip(made, () => [one.status === "target" ? "the target's own token" : describe(one)]);
   }
   function update(round) {

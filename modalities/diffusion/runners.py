@@ -28,6 +28,7 @@ from mmspec.modalities.diffusion.network import (
 )
 from mmspec.modalities.diffusion.pipeline_trace import NoiseOptions, PreparedCall, run_pipeline
 from mmspec.modalities.diffusion.step_callback import StepCallback, StepObserver
+from mmspec.modalities.diffusion.tracing import StateDecoder
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.stats import forecast_stats
@@ -82,7 +83,8 @@ class ChainRunner:
             small = self._draft_target(prepared, given, noises)
             request = _request(prepared, own, given)
             rows_before.append(self.network.rows)
-            call = self._call(target, small, request)
+            shown = (self.pipe, self.network, given, noises, prepared.timesteps)
+            call = replace(self._call(target, small, request), states=StateDecoder(*shown))
             return self._sample_chain(call, request.start, loop, watch.observe(prepared))
 
         output = run_pipeline(self.pipe, self.network, given, sample, noises)

@@ -21,7 +21,7 @@ def find_processor(formatter: Any) -> Any:
 
 def depict(session: Any, output: Any, trace: Any) -> dict[str, Any]:
     """The view `actions` of predicted actions; nothing for text."""
-    if trace.header["call"] in ("generate", "__call__"):
+    if trace.about["call"] in ("generate", "__call__"):
         return {}
     policy = session.binder.bind_default()
     space: ActionSpace = policy.space
@@ -37,7 +37,8 @@ def depict(session: Any, output: Any, trace: Any) -> dict[str, Any]:
     }
     if isinstance(output, Rollout):
         end = "reached" if output.is_success else "did not reach"
-        view["note"] = f"The robot {end} its goal: {output.instructions[0]}."
+        view["note"] = f"The robot {end} its goal."
+        trace.about["prompt"] = output.instructions[:1]
     return {"actions": view}
 
 

@@ -16,6 +16,7 @@ from mmspec import _hf
 from mmspec._attributes import default_property
 from mmspec.compressors import parse_compressor
 from mmspec.compressors.contract import (
+    KEPT,
     OF_ROBOTS,
     Compressed,
     Compressor,
@@ -180,7 +181,10 @@ def _compress_media(
     """Encoder outputs as compressed images per row of the prompt in `inputs`."""
     needs = frozenset() if compressor is None else compressor.needs
     found = _collect_images(layout, outputs, inputs, prompt.rows)
-    return compress_images(found, compressor, collect_signals(needs, context, prompt))
+    made = compress_images(found, compressor, collect_signals(needs, context, prompt))
+    if compressor is not None and KEPT in context.shared:
+        context.shared[KEPT].append((found, made))
+    return made
 
 
 def _collect_images(
