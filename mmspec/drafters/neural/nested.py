@@ -1,7 +1,7 @@
 """Cascades: every model drafts with the help of a smaller one, whose tokens it verifies.
 
-    target      verifies  a b c d     with q1, the distributions of the middle model
-    middle      verifies  a b | c d   with q0, those of the smaller one
+    target      verifies  a b c d     drawn from q1, the distributions of the middle model
+    middle      verifies  a b | c d   drawn from those of the smaller one
     small       draws     a b   c d
 
 A token that the target sees has exactly the distribution q1, however it was found: by an accepted
@@ -12,7 +12,7 @@ number of levels. The innermost level is a draft model, or a search in the text 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -20,20 +20,15 @@ from torch import Tensor
 
 from mmspec._attributes import delegate_to
 from mmspec.distributions.categorical import Categorical
-from mmspec.draft import Draft, Kind, Round, Scores, Verifier
+from mmspec.distributions.noise import Lane
+from mmspec.draft import Draft, Kind, Round, Scores
 from mmspec.drafters.draft_model import DraftModel, DraftUpdate, MultiKindDrafter
 from mmspec.drafters.lengths.length import max_useful_length
 from mmspec.drafters.lookup.text_index import NGramIndex, copy_tokens
 from mmspec.drafters.neural.stem import Rows, Stem
-from mmspec.drafters.trees.draws import draw
 from mmspec.errors import check_number
 from mmspec.targets.rows import join_states, swap_out
 from mmspec.targets.tokens.context import Context
-from mmspec.verifiers.coupled import Coupled
-from mmspec.verifiers.recursive import Recursive
-from mmspec.verifiers.walk import one_hot
-
-CALLS = 1024  # inner verdicts per round, which have noise of their own
 
 
 @dataclass(frozen=True)
@@ -53,9 +48,10 @@ class Nested(MultiKindDrafter):
 
     `lengths[i]` tokens are drafted by level i for the level above it: the first entry is the length
     of the target's draft, the last one that of the innermost level, a `search` where there is one.
-    After them the search alone drafts `tail` tokens (horizontal cascade). With RACE proposals all
-    levels share the target's noise, else each verdict is speculative sampling with noise of its
-    own. Exact with every lossless verifier.
+    After them the search alone drafts `tail` tokens (horizontal cascade). A level accepts
+    what it draws itself with the noise of the position, which all levels share: the target's own
+    for RACE proposals, that of the round for IID ones. So tokens are those that the first model
+    would have drawn alone. Exact with every lossless verifier.
 
     Raises ValueError for lengths that are not one per level.
     """
@@ -95,11 +91,6 @@ class Nested(MultiKindDrafter):
     def reads_prompt(self) -> bool:
         return any(model.reads_prompt for model in self.models)
 
-    @property
-    def verifier(self) -> Verifier:
-        """How a level verifies the level below it."""
-        return Coupled() if self.kinds[0] is Kind.RACE else Recursive()
-
     def begin(self, context: Context) -> NestedState:
         indexes = [] if self.search is None else [self.search.index() for _ in context.history]
         return NestedState([model.begin(context) for model in self.models], indexes)
@@ -128,7 +119,8 @@ class Nested(MultiKindDrafter):
             return Draft.chain(tokens, Kind.RACE, mask=mask)
         q = work.stems[0].after([0] * context.batch, budget)
         if tokens.shape[1] > budget:
-            point = one_hot(tokens[:, budget:], q.probs)
+            copied = tokens[:, budget:, None]
+            point = q.probs.new_zeros(*copied.shape[:2], q.size).scatter_(-1, copied, 1)
             q = Categorical.from_probs(torch.cat((q.probs, point), 1))
         return Draft.chain(tokens, Kind.IID, q, mask)
 
@@ -152,7 +144,6 @@ class Work:
         self.cascade, self.context, self.indexes = cascade, context, state.indexes
         pairs = zip(cascade.models, state.models, strict=True)
         self.stems = [Stem(model, context, own) for model, own in pairs]
-        self.calls = self.draws = 0
 
     def extend(self, level: int, rows: Rows, count: int, active: Sequence[bool]) -> Rows:
         """The active rows with `count` more tokens of that level."""
@@ -178,34 +169,22 @@ class Work:
         starts = [len(row) for row in rows]
         tokens, mask = pad(context, [new[at:] for new, at in zip(guess, starts, strict=True)])
         width = tokens.shape[1]
-        kind, q = self.cascade.kinds[0], None
-        if kind is not Kind.RACE:
-            kind = Kind.DET if level + 1 == len(self.stems) else Kind.IID
-            q = None if kind is Kind.DET else self.stems[level + 1].after(starts, width)
-        draft = Draft.chain(tokens, kind, q, mask) if width else context.empty_draft()
-        begin = torch.tensor(starts, device=context.device)[:, None] + context.position()
-        position = begin + torch.arange(width + 1, device=context.device)
-        scores = Scores(stem.after(starts, width + 1), position)
-        verdict = self.cascade.verifier.verify(draft, scores, self.noise())
-        assert verdict.next is not None
-        found = torch.cat((verdict.length[:, None], verdict.next[:, None]), 1).tolist()
+        own = self.draw(stem.after(starts, width + 1), starts)
+        hits = own[:, :width] == tokens
+        length = (hits if mask is None else hits & mask).cumprod(-1).sum(-1, keepdim=True)
+        found = torch.cat((length, own.gather(1, length)), 1).tolist()
         return [
-            [*new[at : at + length], last]
-            for new, at, (length, last) in zip(guess, starts, found, strict=True)
+            [*new[at : at + count], last]
+            for new, at, (count, last) in zip(guess, starts, found, strict=True)
         ]
 
     def sample(self, level: int, rows: Rows, count: int, active: Sequence[bool]) -> Rows:
         """Draw from the innermost model, token by token."""
-        stem, context = self.stems[level], self.context
-        rows = [list(row) for row in rows]
+        stem, rows = self.stems[level], [list(row) for row in rows]
         for _ in range(count):
             stem.read(rows)
             starts = [len(row) for row in rows]
-            position = torch.tensor(starts, device=context.device)[:, None] + context.position()
-            index = torch.tensor([self.draws], device=context.device)
-            self.draws += 1
-            q = stem.after(starts, 1)
-            drawn = draw(q, 1, self.cascade.kinds[0], context.noise, position, index)
+            drawn = self.draw(stem.after(starts, 1), starts)
             for row, on, token in zip(rows, active, drawn.flatten().tolist(), strict=True):
                 row += [token] * on
         return rows
@@ -227,12 +206,16 @@ class Work:
             found.append([*row, *copy_tokens(copied, start, count, ignore)])
         return found
 
-    def noise(self) -> Any:
-        """Noise that no verdict of this request has used: rounds below 0 are not the target's."""
-        self.calls += 1
-        own, starts = self.context.noise, self.context.noise.starts
-        shifted = None if starts is None else -CALLS * starts
-        return replace(own, round=-(CALLS * own.round + self.calls), starts=shifted)
+    def draw(self, q: Categorical, starts: Sequence[int]) -> Tensor:  # (B, n)
+        """Tokens of `q` (B, n) after `starts[b]` tokens, with the noise of their positions."""
+        context = self.context
+        if q.hard:
+            return q.mode
+        steps = torch.tensor(starts, device=context.device)[:, None]
+        steps = steps + torch.arange(q.batch[1], device=context.device)
+        if self.cascade.kinds[0] is Kind.RACE:
+            return q.sample(context.noise.shared_keys(context.position() + steps))
+        return q.sample(context.noise.fresh_keys(Lane.DRAFT, steps))
 
 
 @dataclass
