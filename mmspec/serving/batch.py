@@ -36,6 +36,7 @@ class Row:
     is_finished: bool = False
     first_token_at: float | None = None  # of `time.monotonic`
     start: int = 0  # round of the batch that was its round 0
+    observed: list[int] = field(default_factory=list)  # tokens of an earlier run, see `restart`
     ledger: Ledger = field(init=False)
 
     def __post_init__(self) -> None:
@@ -43,12 +44,20 @@ class Row:
         sees = self.call.parts.drafter.sees
         self.ledger = Ledger(recipe.name or "custom", recipe.exact, sees)
 
+    def restart(self) -> Row:
+        """The same request from its prompt on; what was observed is not observed again."""
+        seen = max(self.tokens, self.observed, key=len)
+        made = Row(self.call, self.observer, self.num_alternatives, observed=list(seen))
+        made.first_token_at = self.first_token_at
+        return made
+
     def read(self, round_: Round, row: int, scores: Scores | None) -> None:
         """Take the new tokens of a round of the batch."""
         own = slice_round(round_, row, self.start)
         self.ledger.add(own)
         if own.tokens[0] and self.first_token_at is None:
             self.first_token_at = monotonic()
+        before = len(self.tokens)
         self.tokens += own.tokens[0]
         self.is_finished = own.finished[0]
         try:
@@ -59,9 +68,25 @@ class Row:
                     logits.scores[row, places], own.tokens[0], self.num_alternatives
                 )
             if self.observer is not None:
-                self.observer(own)
+                self._observe(own, before)
         except Exception as error:  # of an observer: the other rows go on
             self.error, self.is_finished = error, True
+
+    def _observe(self, own: Round, before: int) -> None:
+        """Pass a round on, without the tokens of an earlier run."""
+        assert self.observer is not None
+        left = self.observed[before:]
+        new = own.tokens[0]
+        if list(new[: len(left)]) != left[: len(new)]:
+            raise RuntimeError(
+                "memory was short, and the tokens of the second run are not those of the first, "
+                "which were returned already; send the request again"
+            )
+        if left and new:
+            if len(new) <= len(left):
+                return
+            own = replace(own, tokens=(new[len(left) :],))
+        self.observer(own)
 
 
 class RowBatch:

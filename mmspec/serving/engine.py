@@ -13,6 +13,7 @@ the rows it runs with, up to the rounding of forwards over several rows.
 from __future__ import annotations
 
 import contextvars
+import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Generator, Mapping, Sequence
@@ -29,9 +30,18 @@ from mmspec.serving.batch import Row, RowBatch
 from mmspec.serving.check import check_joins_rows, count_slots, planning_session
 from mmspec.serving.prompts import PromptGroups, PromptTimer
 from mmspec.serving.scheduler import Limits, Scheduler
-from mmspec.serving.ticket import Completion, Counters, DeadlineExceeded, QueueFull, Ticket
+from mmspec.serving.ticket import (
+    Completion,
+    Counters,
+    DeadlineExceeded,
+    QueueFull,
+    Ticket,
+    is_out_of_memory,
+)
 from mmspec.streaming import ThreadState, take_turns
 from mmspec.targets.rows import CannotJoin
+
+log = logging.getLogger("mmspec")
 
 
 class Engine:
@@ -276,41 +286,25 @@ class Engine:
         """Read the prompts of requests of one kind."""
         start = monotonic()
         rows = [ticket.row for ticket in tickets]
-        batch = None
-        if len(rows) > 1:
-            batch = self._groups.read(rows, tickets[0].kind)
-            if batch is None:
-                for ticket in tickets:
-                    self._begin([ticket])
-                return
         try:
-            batch = batch or RowBatch(rows)
+            batch = self._groups.read(rows, tickets[0].kind) if len(rows) > 1 else RowBatch(rows)
         except Exception as error:
-            self._refuse(tickets[0], error)
+            self._recover(rows, error)
+            return
+        if batch is None:
+            for ticket in tickets:
+                self._begin([ticket])
             return
         self._timer.add(len(rows), monotonic() - start)
         self.counters.prompt_forwards += 1
         for ticket in tickets:
             ticket.started_at = start
             self.counters.prompt_tokens += ticket.prompt_slots
-            self._count_tokens(ticket.row.tokens)
+            self.counters.new_tokens += len(ticket.row.tokens)
         self._batches.append(batch)
         self._deliver(batch)
         if batch.rows:
             self._join(batch)
-
-    def _refuse(self, ticket: Ticket, error: Exception) -> None:
-        """End a request whose prompt failed, or let it wait where memory was short."""
-        row = ticket.row
-        del self._tickets[row]
-        if isinstance(error, torch.OutOfMemoryError) and self._tickets:
-            ticket.row = Row(row.call, row.observer, row.num_alternatives)
-            with self._wake:
-                self._scheduler.put_back(ticket)
-            return
-        with self._wake:
-            self._scheduler.leave(ticket)
-        self._fail(ticket, error)
 
     def _join(self, batch: RowBatch) -> None:
         """Let the rows of a new batch join one that they can run in."""
@@ -319,27 +313,48 @@ class Engine:
                 other.join(batch)
             except CannotJoin:
                 continue
+            except Exception as error:
+                self._recover([*other.rows, *batch.rows], error)
+                return
             self._batches.remove(batch)
             return
+
+    def _recover(self, rows: Sequence[Row], error: Exception) -> None:
+        """Drop the rows of a forward that failed, and their batches: nothing of them is known now.
+
+        Where memory was short they begin again, a request that ran alone once more; else they fail.
+        """
+        gone, is_alone = set(rows), len(self._tickets) == 1
+        self._batches = [one for one in self._batches if not gone.intersection(one.rows)]
+        tickets = [self._tickets.pop(row) for row in rows]
+        if is_out_of_memory(error) and not (is_alone and tickets[0].has_run_alone):
+            for ticket in tickets:
+                self.counters.new_tokens -= len(ticket.row.tokens)
+                ticket.row, ticket.has_run_alone = ticket.row.restart(), is_alone
+            self.counters.restarted += len(tickets)
+            with self._wake:
+                self._scheduler.put_back(*tickets)
+            rows_now = self._scheduler.fitting_rows
+            log.warning("memory is short: %d requests begin again, %d at once", len(rows), rows_now)
+            return
+        with self._wake:
+            for ticket in tickets:
+                self._scheduler.leave(ticket)
+        for ticket in tickets:
+            self._fail(ticket, ticket.explain(error, self.counters.largest_slots))
 
     def _step(self, batch: RowBatch) -> None:
         try:
             round_ = batch.step()
-        except Exception as error:  # of the target or the verifier: nothing of this batch is known
-            self._batches.remove(batch)
-            for row in batch.rows:
-                self._fail(self._release(row), error)
+        except Exception as error:  # of the target or the verifier
+            self._recover(batch.rows, error)
             return
         self.counters.rounds += 1
         self.counters.row_rounds += len(batch.rows)
         self.counters.drafted += sum(round_.drafted)
         self.counters.accepted += sum(round_.accepted)
-        for tokens in round_.tokens:
-            self._count_tokens(tokens)
+        self.counters.new_tokens += sum(map(len, round_.tokens))
         self._deliver(batch)
-
-    def _count_tokens(self, tokens: Any) -> None:
-        self.counters.new_tokens += len(tokens)
 
     def _deliver(self, batch: RowBatch) -> None:
         """Let rows that have ended leave, and set their results."""
@@ -350,6 +365,8 @@ class Engine:
                 self._fail(ticket, row.error)
             elif ticket.complete():
                 self.counters.completed += 1
+                filled = ticket.prompt_slots + len(row.tokens)
+                self.counters.largest_slots = max(self.counters.largest_slots, filled)
                 self._durations.append(monotonic() - ticket.submitted_at)
             else:
                 self.counters.cancelled += 1

@@ -14,6 +14,8 @@ COUNTERS = {  # field of `Counters`: the metric and its help
     "rounds": ("rounds", "Rounds of batches: forwards of the target after the prompts."),
     "row_rounds": ("row_rounds", "The same, once per request that took part."),
     "prompt_tokens": ("prompt_tokens", "Tokens of prompts that were read."),
+    "prompt_forwards": ("prompt_forwards", "Forwards of prompts, of one or of several together."),
+    "restarted": ("restarted_requests", "Requests begun again, as memory was short."),
     "new_tokens": ("generated_tokens", "New tokens."),
     "drafted": ("draft_tokens", "Drafted tokens."),
     "accepted": ("accepted_draft_tokens", "Drafted tokens that were accepted."),

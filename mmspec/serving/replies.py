@@ -13,7 +13,7 @@ from typing import Any
 from mmspec.errors import parse_json
 from mmspec.serving.chat import InvalidRequest
 from mmspec.serving.limits import MAX_WRITE_S, BodyRefused, within
-from mmspec.serving.ticket import QueueFull
+from mmspec.serving.ticket import MemoryExceeded, QueueFull
 
 log = logging.getLogger("mmspec")
 
@@ -53,6 +53,8 @@ def describe_error(error: Exception) -> tuple[int, dict[str, Any], dict[str, str
     elif isinstance(error, QueueFull):
         status, kind, message = 429, "rate_limit_exceeded", str(error)
         headers = {"retry-after": str(math.ceil(error.retry_after_s))}
+    elif isinstance(error, MemoryExceeded):
+        status, kind, message = 413, "invalid_request_error", str(error)
     elif isinstance(error, InvalidRequest):
         status, kind, message = 400, "invalid_request_error", str(error)
     elif isinstance(error, TimeoutError):

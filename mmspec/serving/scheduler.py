@@ -29,6 +29,7 @@ class Scheduled(Protocol):
 
 
 T = TypeVar("T", bound=Scheduled)
+REGROW = 4  # times the requests that fit, until one more is tried
 
 
 @dataclass(frozen=True)
@@ -58,11 +59,13 @@ class Scheduler(Generic[T]):
         self._used_slots = 0
         self._prompt_slots_left = 0
         self._is_short_of_memory = False
+        self.fitting_rows = limits.max_rows  # requests that memory holds, as far as is known
+        self._left = 0  # requests that left since that changed
 
     @property
     def free_rows(self) -> int:
         """Requests that may still run."""
-        return max(self.limits.max_rows - len(self.running), 0)
+        return max(min(self.limits.max_rows, self.fitting_rows) - len(self.running), 0)
 
     @property
     def has_place(self) -> bool:
@@ -95,17 +98,28 @@ class Scheduler(Generic[T]):
         self._prompt_slots_left -= item.prompt_slots
         return item
 
-    def put_back(self, item: T) -> None:
-        """Let a running request wait until another one leaves: its memory was not there."""
-        self.leave(item)
+    def put_back(self, *items: T) -> None:
+        """Let running requests wait until another one leaves: their memory was not there.
+
+        Fewer run from now on; one more is tried after `REGROW` times as many have left.
+        """
+        self.fitting_rows, self._left = max(len(self.running) - 1, 1), 0
+        for item in items:
+            self._remove(item)
+            self.push(item)
         self._is_short_of_memory = True
-        self.push(item)
 
     def leave(self, item: T) -> None:
         """Remove a running request."""
+        self._remove(item)
+        self._is_short_of_memory = False
+        self._left += 1
+        if self.fitting_rows < self.limits.max_rows and self._left >= REGROW * self.fitting_rows:
+            self.fitting_rows, self._left = self.fitting_rows + 1, 0
+
+    def _remove(self, item: T) -> None:
         self.running.remove(item)
         self._used_slots -= item.slots
-        self._is_short_of_memory = False
 
     def drop_waiting(self, has_ended: Callable[[T], bool]) -> list[T]:
         """Remove the waiting requests that have ended, and return them."""

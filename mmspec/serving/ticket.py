@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from mmspec.serving.batch import Row, TokenScores
@@ -27,6 +28,10 @@ class DeadlineExceeded(TimeoutError):
     def __init__(self, message: str, tokens: list[int]) -> None:
         super().__init__(message)
         self.tokens = tokens
+
+
+class MemoryExceeded(RuntimeError):
+    """A request for which memory is too small, even alone."""
 
 
 @dataclass(frozen=True)
@@ -52,6 +57,8 @@ class Counters:
     cancelled: int = 0
     expired: int = 0
     refused: int = 0  # the queue was full
+    restarted: int = 0  # begun again, as memory was short
+    largest_slots: int = 0  # of the cache that a completed request filled
     rounds: int = 0
     row_rounds: int = 0  # rounds, once per row
     prompt_forwards: int = 0  # of one prompt, or of several together
@@ -75,10 +82,24 @@ class Ticket:
     kind: Any = None  # of those that its prompt may be read with; None: it is read alone
     submitted_at: float = field(default_factory=monotonic)
     started_at: float | None = None
+    has_run_alone: bool = False  # when memory was short
     future: Future[Completion] = field(default_factory=Future)
 
     def __lt__(self, other: Ticket) -> bool:
         return (-self.priority, self.number) < (-other.priority, other.number)
+
+    def explain(self, error: BaseException, largest: int) -> BaseException:
+        """The error, with the request's size where memory was short."""
+        if not is_out_of_memory(error):
+            return error
+        limit = self.row.call.request.max_new_tokens  # type: ignore[attr-defined]
+        made = MemoryExceeded(
+            f"memory is too small for this request alone: it may fill {self.slots} slots "
+            f"({self.prompt_slots} of its prompt, max_new_tokens={limit}), and the largest one "
+            f"that ran filled {largest}; give a shorter prompt or fewer tokens"
+        )
+        made.__cause__ = error
+        return made
 
     def has_ended(self, now: float) -> bool:
         """Whether it was cancelled, or is late."""
@@ -111,3 +132,9 @@ class Ticket:
         except (InvalidStateError, CancelledError):
             return False
         return True
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether an error is that of an allocator, of any device."""
+    is_cpu = isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or is_cpu

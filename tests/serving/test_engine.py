@@ -16,7 +16,9 @@ import mmspec
 from mmspec.decode import BrokenLogits
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.drafters.neural.small_model import Autoregressive
-from mmspec.serving.ticket import DeadlineExceeded, QueueFull
+from mmspec.serving.ticket import DeadlineExceeded, MemoryExceeded, QueueFull
+from mmspec.targets.rows import RowStore
+from mmspec.targets.tokens.causal import CausalTarget
 from tests import toys
 from tests.partners import noisy, partner, skip_checks
 
@@ -337,3 +339,56 @@ def test_what_cannot_be_served_is_refused() -> None:
             engine.submit(one, timeout_s=0)
         with pytest.raises(ValueError, match="max_new_tokens"):
             engine.submit({**one, "max_new_tokens": 0})
+
+
+@pytest.mark.parametrize(
+    "part", ["score", *(pytest.param(n, marks=pytest.mark.exhaustive) for n in ("prefill", "join"))]
+)
+def test_memory_that_is_short_lets_requests_begin_again(
+    part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every request has its tokens, observed once each; fewer run at a time."""
+    fast, requests = accelerated("llava", "coupled"), mixed_requests("llava", 16)
+    expected = [fast.generate(**one).sequences for one in requests]
+    owner: Any = RowStore if part == "join" else CausalTarget
+    run, calls = getattr(owner, part), iter(range(1000))
+
+    def fail_sometimes(self: Any, *given: Any) -> Any:
+        if next(calls) in (3, 4, 9):
+            raise torch.OutOfMemoryError("no memory")
+        return run(self, *given)
+
+    seen: dict[int, list[int]] = {index: [] for index in range(len(requests))}
+    with mmspec.Engine(fast, max_rows=6, max_queue=len(requests)) as engine:
+        monkeypatch.setattr(owner, part, fail_sometimes)
+        futures = [
+            engine.submit(one, on_round=lambda r, index=index: seen[index].extend(r.tokens[0]))
+            for index, one in enumerate(requests)
+        ]
+        found = [future.result(20) for future in futures]
+    assert all(map(torch.equal, (one.sequences for one in found), expected))
+    assert [one.tokens for one in found] == list(seen.values())
+    counters = engine.counters
+    assert counters.new_tokens == sum(len(one.tokens) for one in found)
+    assert counters.restarted or part == "prefill"  # a group of prompts is read one by one
+    assert not counters.failed
+
+
+def test_a_request_beyond_memory_names_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    fast, prefill = accelerated("llama", "plain"), CausalTarget.prefill
+
+    def fail_beyond(self: Any, request: Any) -> Any:
+        if request.inputs["input_ids"].shape[1] > 40:
+            raise torch.OutOfMemoryError("no memory")
+        return prefill(self, request)
+
+    with mmspec.Engine(fast) as engine:
+        monkeypatch.setattr(CausalTarget, "prefill", fail_beyond)
+        small = {**toys.inputs("llama"), "do_sample": False, "max_new_tokens": 3}
+        engine.submit(small).result(20)
+        large = {**small, "input_ids": small["input_ids"].repeat(1, 8), "attention_mask": None}
+        slots = small["input_ids"].shape[1] + 3
+        message = rf"{large['input_ids'].shape[1]} of its prompt.* that ran filled {slots}"
+        with pytest.raises(MemoryExceeded, match=message):
+            engine.submit(large).result(20)
+        engine.submit(small).result(20)
