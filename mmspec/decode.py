@@ -108,13 +108,18 @@ def decode(parts: Parts, request: RequestLike) -> Iterator[Round]:
 
 
 class Running:
-    """A request in the loop: the prompt is read at construction, every `step` is a round."""
+    """A request in the loop: the prompt is read at construction, every `step` is a round.
 
-    def __init__(self, parts: Parts, request: RequestLike) -> None:
+    `context` is that of a prompt that was read already.
+    """
+
+    def __init__(
+        self, parts: Parts, request: RequestLike, context: ContextLike | None = None
+    ) -> None:
         self.parts = parts
         self.clock = Clock(request.noise.rows.device)
         self.clock.to("prefill")
-        self.context: ContextLike = parts.target.prefill(request)
+        self.context: ContextLike = parts.target.prefill(request) if context is None else context
         self.clock.to("draft")
         self.drafter = GuardedDrafter(parts.drafter)
         self.drafter.begin(self.context)

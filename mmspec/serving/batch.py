@@ -92,17 +92,21 @@ class Row:
 class RowBatch:
     """Rows of equal kind that are decoded together; all are greedy, or all are sampled."""
 
-    def __init__(self, rows: Sequence[Row], request: Any = None) -> None:
+    def __init__(
+        self, rows: Sequence[Row], request: Any = None, context: Context | None = None
+    ) -> None:
         """Read the prompts of the first rows, and run rounds until others can join them.
 
         These rounds are in `rows` already. `request` is that of several rows, see
-        `mmspec.targets.tokens.merge`. Raises what the prompts raise.
+        `mmspec.targets.tokens.merge`; `context` that of a prompt that was read in chunks. Raises
+        what the prompts raise.
         """
         self.rows = list(rows)
         parts = rows[0].call.parts
         self.stops = RowStops([cast(Stop, row.call.parts.stop) for row in rows])
         own = Parts(parts.target, parts.drafter, parts.verifier, self.stops, parts.gate)
-        self.running = Running(own, rows[0].call.request if request is None else request)
+        first = rows[0].call.request if request is None else request
+        self.running = Running(own, first, context)
         while not (self._is_joinable or all(row.is_finished for row in self.rows)):
             self.step()
         if len(rows) > 1 and self._is_joinable:

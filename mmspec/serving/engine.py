@@ -28,12 +28,11 @@ from mmspec.draft import Round
 from mmspec.errors import check_number
 from mmspec.serving.batch import Row, RowBatch
 from mmspec.serving.check import check_joins_rows, count_slots, planning_session
-from mmspec.serving.prompts import PromptGroups, PromptTimer
+from mmspec.serving.prompts import PromptReader
 from mmspec.serving.scheduler import Limits, Scheduler
 from mmspec.serving.ticket import (
     Completion,
     Counters,
-    DeadlineExceeded,
     QueueFull,
     Ticket,
     is_out_of_memory,
@@ -54,8 +53,8 @@ class Engine:
         max_slots: Slots of the cache of all of them: tokens of prompts and outputs, and 64 for each
             draft. A request waits until there is room. Default: no limit but `max_rows`.
         max_queue: Requests that may wait.
-        max_prompt_slots: Prompts are read between two rounds until they fill so many slots. Less
-            lets running requests wait shorter, and new ones longer.
+        max_prompt_slots: Slots of prompts that are read between two rounds; longer prompts are read
+            in chunks of so many. Less lets running requests wait shorter, and new ones longer.
 
     `counters` has the work done so far. Requests are decoded greedily or sampled in two batches,
     as greedy and sampled rows are verified differently. With a recipe that does not couple its
@@ -83,8 +82,7 @@ class Engine:
         self._scheduler = Scheduler[Ticket](self.limits)
         self._tickets: dict[Row, Ticket] = {}  # of those that run
         self._batches: list[RowBatch] = []
-        self._groups = PromptGroups(self.session)
-        self._timer = PromptTimer()
+        self._prompts = PromptReader(self.session, self.limits.max_prompt_slots)
         self._count = 0
         self._is_closed = False
         self._durations: deque[float] = deque(maxlen=64)
@@ -131,7 +129,10 @@ class Engine:
         with torch.no_grad():
             planned = self.session.plan(dict(request))
         sizes = count_slots(planned, self.limits.max_slots)
-        row, kind = Row(planned.call, on_round, logprobs), self._groups.find_kind(planned.call)
+        row, kind = (
+            Row(planned.call, on_round, logprobs),
+            self._prompts.groups.find_kind(planned.call),
+        )
         now = monotonic()
         with self._wake:
             self._check_open()
@@ -247,23 +248,18 @@ class Engine:
             ended = self._scheduler.drop_waiting(lambda ticket: ticket.has_ended(now))
         for ticket in ended:
             self._expire(ticket)
+        if (ticket := self._prompts.drop_partial(now)) is not None:
+            self._expire(self._release(ticket.row))
         for batch in list(self._batches):
             for row in list(batch.rows):
-                ticket = self._tickets[row]
-                if ticket.has_ended(now):
+                if (ticket := self._tickets[row]).has_ended(now):
                     self._leave(batch, row)
                     self._expire(ticket)
 
     def _expire(self, ticket: Ticket) -> None:
         if ticket.future.cancelled():
             self.counters.cancelled += 1
-            return
-        error = DeadlineExceeded(
-            f"the request did not end in time ({len(ticket.row.tokens)} tokens so far, as .tokens "
-            "of this exception)",
-            list(ticket.row.tokens),
-        )
-        if ticket.fail(error):
+        elif ticket.expire():
             self.counters.expired += 1
 
     def _take_next(self) -> Ticket | None:
@@ -274,31 +270,19 @@ class Engine:
         return ticket
 
     def _read_prompts(self) -> None:
-        """Read prompts of waiting requests, if it is time to; their rows join the batches."""
+        """Read prompts of waiting requests; their rows join the batches."""
         with self._wake:
             ready = min(len(self._scheduler.waiting), self._scheduler.free_rows)
-        if not self._timer.is_due(ready, len(self._tickets)):
-            return
-        for group in self._groups.split(list(iter(self._take_next, None))):
-            self._begin(group)
+        for tickets, found in self._prompts.read(ready, len(self._tickets), self._take_next):
+            if isinstance(found, Exception):
+                self._recover([ticket.row for ticket in tickets], found)
+            else:
+                self._enter(found, tickets)
 
-    def _begin(self, tickets: Sequence[Ticket]) -> None:
-        """Read the prompts of requests of one kind."""
-        start = monotonic()
-        rows = [ticket.row for ticket in tickets]
-        try:
-            batch = self._groups.read(rows, tickets[0].kind) if len(rows) > 1 else RowBatch(rows)
-        except Exception as error:
-            self._recover(rows, error)
-            return
-        if batch is None:
-            for ticket in tickets:
-                self._begin([ticket])
-            return
-        self._timer.add(len(rows), monotonic() - start)
+    def _enter(self, batch: RowBatch, tickets: Sequence[Ticket]) -> None:
+        """Let the rows of prompts that were read run."""
         self.counters.prompt_forwards += 1
         for ticket in tickets:
-            ticket.started_at = start
             self.counters.prompt_tokens += ticket.prompt_slots
             self.counters.new_tokens += len(ticket.row.tokens)
         self._batches.append(batch)

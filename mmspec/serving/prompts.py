@@ -1,4 +1,4 @@
-"""Prompts of several waiting requests: when they are read, and whether together.
+"""Prompts of several waiting requests: when they are read, whether together, and in what pieces.
 
 Requests of one kind and of like length are read in one forward, padded on the left, if that gives
 the scores of each alone. Model classes and their media differ, so the first requests of a kind are
@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from time import monotonic
-from typing import Any
+from typing import Any, cast
 
 import torch
 
@@ -24,11 +24,76 @@ from mmspec.serving.ticket import Ticket
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.readers.rounding import rounding_margin, score_difference
 from mmspec.targets.rows import to_joinable
+from mmspec.targets.tokens.chunks import ChunkedPrompt
 from mmspec.targets.tokens.context import Request, make_word_ids
 from mmspec.targets.tokens.merge import find_merge_obstacle, merge_key, merge_requests
 
 log = logging.getLogger("mmspec")
 LIKE = 0.5  # least share of the longest prompt of a group that another one fills
+
+
+class PromptReader:
+    """Reads the prompts of requests that an engine has room for."""
+
+    def __init__(self, session: PlanningSession, max_slots: int) -> None:
+        self.groups, self.timer, self.max_slots = PromptGroups(session), PromptTimer(), max_slots
+        self.partial: tuple[Ticket, ChunkedPrompt] | None = None  # a long prompt, read in part
+
+    def read(
+        self, ready: int, running: int, take_next: Callable[[], Ticket | None]
+    ) -> Iterator[tuple[list[Ticket], RowBatch | Exception]]:
+        """Read prompts, if it is time to; yields requests with their batch, or with their error.
+
+        `ready` requests wait for which there is room. A prompt of more than `max_slots` is read in
+        chunks, one per call.
+        """
+        if self.partial is not None:
+            yield from self._read_chunk(*self.partial)
+            return
+        if not self.timer.is_due(ready, running):
+            return
+        for group in self.groups.split(list(iter(take_next, None))):
+            long = None
+            if group[0].prompt_slots > self.max_slots:
+                long = self.groups.split_prompt(group[0], self.max_slots)
+            yield from self._read_group(group) if long is None else self._read_chunk(group[0], long)
+
+    def drop_partial(self, now: float) -> Ticket | None:
+        """Drop a prompt that is read in part, if its request has ended, and return that."""
+        if self.partial is None or not self.partial[0].has_ended(now):
+            return None
+        (ticket, _), self.partial = self.partial, None
+        return ticket
+
+    def _read_group(self, tickets: list[Ticket]) -> Iterator[tuple[list[Ticket], Any]]:
+        start, rows = monotonic(), [ticket.row for ticket in tickets]
+        for ticket in tickets:
+            ticket.started_at = start
+        try:
+            batch = self.groups.read(rows, tickets[0].kind) if len(rows) > 1 else RowBatch(rows)
+        except Exception as error:  # of the model, or of the request
+            yield tickets, error
+            return
+        if batch is None:
+            for ticket in tickets:
+                yield from self._read_group([ticket])
+            return
+        self.timer.add(len(rows), monotonic() - start)
+        yield tickets, batch
+
+    def _read_chunk(
+        self, ticket: Ticket, prompt: ChunkedPrompt
+    ) -> Iterator[tuple[list[Ticket], Any]]:
+        self.partial, ticket.started_at = (ticket, prompt), ticket.started_at or monotonic()
+        try:
+            context = prompt.step()
+            if context is None:
+                return
+            found: Any = RowBatch([ticket.row], None, context)
+        except Exception as error:  # of the model, or of the request
+            found = error
+        self.partial = None
+        yield [ticket], found
 
 
 class PromptGroups:
@@ -65,6 +130,15 @@ class PromptGroups:
             else:
                 groups.append([ticket])
         return groups
+
+    def split_prompt(self, ticket: Ticket, size: int) -> ChunkedPrompt | None:
+        """A prompt of more than `size` slots in chunks; None where it has to be read as a whole."""
+        target, request = self.bound.target, cast(Request, ticket.row.call.request)
+        reason = ChunkedPrompt.find_obstacle(target, request, size)
+        if reason is None:
+            return ChunkedPrompt(target, request, size)
+        self.reasons[f"a long prompt is read as a whole: {reason}"] += 1
+        return None
 
     def read(self, rows: Sequence[Row], kind: Any) -> RowBatch | None:
         """Read the prompts of rows of one kind; None where they have to be read one by one."""

@@ -77,7 +77,7 @@ class Scheduler(Generic[T]):
         heapq.heappush(self.waiting, item)
 
     def start_turn(self) -> None:
-        """Begin to read prompts, up to `max_prompt_slots`."""
+        """Begin to read prompts, up to `max_prompt_slots`, or a longer one."""
         self._prompt_slots_left = self.limits.max_prompt_slots
 
     def take_next(self) -> T | None:
@@ -85,7 +85,10 @@ class Scheduler(Generic[T]):
 
         The first one waits for its room; none overtakes it.
         """
-        if not self.waiting or not self.free_rows or self._prompt_slots_left <= 0:
+        if not self.waiting or not self.free_rows:
+            return None
+        left, size = self._prompt_slots_left, self.waiting[0].prompt_slots
+        if size > left and left < self.limits.max_prompt_slots:  # a longer one is read in chunks
             return None
         if self._is_short_of_memory and self.running:
             return None

@@ -125,6 +125,12 @@ class Ticket:
             return False
         return True
 
+    def expire(self) -> bool:
+        """Fail as it is late; False for a request that was cancelled."""
+        tokens = list(self.row.tokens)
+        message = f"the request did not end in time ({len(tokens)} tokens so far, as .tokens of "
+        return self.fail(DeadlineExceeded(f"{message}this exception)", tokens))
+
     def fail(self, error: BaseException) -> bool:
         """Set an error; False for a request that was cancelled."""
         try:

@@ -1,6 +1,8 @@
 """A long mixed load with faults: nothing is lost, nothing comes twice, and memory stays flat.
 
-MMSPEC_LOAD=1000 pytest -m slow tests/serving/test_mixed_load.py
+MMSPEC_LOAD=1000 pytest -m slow tests/serving/test_mixed_load.py      so many requests, at once
+MMSPEC_LOAD_S=3600 pytest -m slow -s tests/serving/test_mixed_load.py one hour, MMSPEC_LOAD_RATE
+                                                                      requests a second (1)
 """
 
 from __future__ import annotations
@@ -8,119 +10,254 @@ from __future__ import annotations
 import json
 import os
 import random
+import sys
 import threading
+import time
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from mmspec.cli.models import load_models
 from mmspec.cli.serve import make_served
+from mmspec.serving.ticket import DeadlineExceeded
+from mmspec.targets.tokens.causal import CausalTarget
 from tests.serving.test_server import MODEL, Server, openai, options, question, wait_until
 
 COUNT = int(os.environ.get("MMSPEC_LOAD", "60"))
+SECONDS = float(os.environ.get("MMSPEC_LOAD_S", "0"))  # in place of a count
+RATE = float(os.environ.get("MMSPEC_LOAD_RATE", "1"))
 CLIENTS = 8
-MAX_GROWTH = 64 << 20  # bytes of the process from the first quarter to the end
-FAULTS = ("abandon", "garbage", "stall", "unknown", "closed")  # of one request in three
+FLOOD = 24  # requests at once: more than run and wait
+MAX_GROWTH = 64 << 20  # bytes of the process from the middle to the end
+MIN_LOAD = 100  # requests, among which some find no memory
+GOOD = ("ask", "stream", "sampled", "text")
+# of one request in three
+FAULTS = ("abandon", "garbage", "stall", "hang", "unknown", "closed", "deaf", "late")
+PROMPTS = ("describe the picture", "what is in the center?", "how many things are there?")
+SEEDS = (1, 2, 3)
+MEMORY_FAULT = 97  # forwards of several rows, of which one finds no memory
 
 
 class Load:
-    """Requests of several clients, with the text that each prompt gets alone."""
+    """Requests of several clients, with the text that each of them gets alone."""
 
-    def __init__(self, server: Server, prompts: list[str]) -> None:
+    def __init__(self, server: Server) -> None:
         self.server = server
-        self.expected = {one: self.ask(one) for one in prompts}
+        self.expected = {one: self.ask(one) for one in PROMPTS}
+        self.sampled = {
+            (one, seed): self.ask(one, temperature=1, seed=seed)
+            for one in PROMPTS
+            for seed in SEEDS
+        }
+        self.texts = {one: self.ask(one, is_text=True) for one in PROMPTS}
+        self.num_first = len(self.expected) + len(self.sampled) + len(self.texts)
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.lock = threading.Lock()
 
-    def ask(self, prompt: str, **more: Any) -> str:
-        reply = self.server.chat(question(prompt), **more)
+    def ask(self, prompt: str, is_text: bool = False, **more: Any) -> str:
+        messages = [{"role": "user", "content": prompt}] if is_text else question(prompt)
+        reply = self.server.chat(messages, **more)
         return str(reply.choices[0].message.content)
 
     def run(self, seed: int) -> None:
         choose = random.Random(seed)
-        prompt = choose.choice([*self.expected])
-        kind = (
-            choose.choice(FAULTS) if choose.random() < 1 / 3 else choose.choice(("ask", "stream"))
-        )
+        prompt = choose.choice(PROMPTS)
+        kind = choose.choice(FAULTS) if choose.random() < 1 / 3 else choose.choice(GOOD)
+        if SECONDS and choose.random() < 1 / 100:
+            kind = "flood"
         try:
-            text = getattr(self, f"_{kind}")(prompt)
-        except openai.RateLimitError:
-            kind, text = "refused", None
+            wrong = getattr(self, f"_{kind}")(prompt, choose)
+        except openai.RateLimitError as error:
+            kind, wrong = "refused", self._check_refusal(error)
         with self.lock:
             self.outcomes[kind] += 1
-            if text is not None and text != self.expected[prompt]:
-                self.wrong.append(f"{kind} {prompt!r}: {text!r}")
+            if wrong is not None:
+                self.wrong.append(f"{kind} {prompt!r}: {wrong!r}")
 
-    def _ask(self, prompt: str) -> str:
-        return self.ask(prompt)
+    def _ask(self, prompt: str, _: Any) -> str | None:
+        return differing(self.ask(prompt), self.expected[prompt])
 
-    def _stream(self, prompt: str) -> str:
+    def _sampled(self, prompt: str, choose: random.Random) -> str | None:
+        seed = choose.choice(SEEDS)
+        text = self.ask(prompt, temperature=1, seed=seed)
+        return differing(text, self.sampled[prompt, seed])
+
+    def _text(self, prompt: str, _: Any) -> str | None:
+        return differing(self.ask(prompt, is_text=True), self.texts[prompt])
+
+    def _stream(self, prompt: str, _: Any) -> str | None:
         chunks = self.server.chat(question(prompt), stream=True)
-        return "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
+        text = "".join(one.choices[0].delta.content or "" for one in chunks if one.choices)
+        return differing(text, self.expected[prompt])
 
-    def _abandon(self, prompt: str) -> None:
+    def _flood(self, prompt: str, choose: random.Random) -> str | None:
+        """More requests at once than run and wait: some are refused, all others are right."""
+        before = self.server.engine.counters.refused
+        found: list[str | None] = []
+
+        def ask() -> None:
+            try:
+                found.append(self._ask(prompt, choose))
+            except openai.RateLimitError as error:
+                found.append(self._check_refusal(error))
+
+        threads = [threading.Thread(target=ask) for _ in range(FLOOD)]
+        run_threads(threads)
+        wrong = [one for one in found if one is not None]
+        if len(found) != FLOOD:
+            wrong.append(f"{FLOOD - len(found)} have no reply")
+        if self.server.engine.counters.refused == before:
+            wrong.append("none was refused")
+        return wrong[0] if wrong else None
+
+    def _check_refusal(self, error: Any) -> str | None:
+        after = error.response.headers.get("retry-after", "")
+        return None if after.isdigit() and int(after) >= 1 else f"retry-after={after!r}"
+
+    def _abandon(self, prompt: str, _: Any) -> None:
         stream = self.server.chat(question(prompt), stream=True)
         next(iter(stream))
         stream.close()
 
-    def _garbage(self, prompt: str) -> None:
+    def _garbage(self, prompt: str, _: Any) -> None:
         with self.server.send(b"{" + prompt.encode()) as connection:
             assert connection.recv(100).startswith(b"HTTP/1.1 400")
 
-    def _stall(self, prompt: str) -> None:
+    def _stall(self, prompt: str, _: Any) -> None:
         with self.server.send(b"{", 1000):
             pass
 
-    def _unknown(self, prompt: str) -> None:
+    def _hang(self, prompt: str, _: Any) -> str | None:
+        """A body that does not come: the server ends the connection."""
+        with self.server.send(b"{", 1000) as connection, suppress(ConnectionResetError):
+            return differing(connection.recv(100).decode(), "")
+        return None
+
+    def _unknown(self, prompt: str, _: Any) -> None:
         with pytest.raises(openai.BadRequestError):
             self.ask(prompt, presence_penalty=1)
 
-    def _closed(self, prompt: str) -> None:
-        body = {"model": MODEL, "messages": question(prompt), "temperature": 0}
-        self.server.send(json.dumps(body).encode()).close()
+    def _closed(self, prompt: str, _: Any) -> None:
+        self.server.send(self._body(prompt)).close()
+
+    def _deaf(self, prompt: str, _: Any) -> None:
+        """A client that takes nothing of its stream, for a while."""
+        with self.server.send(self._body(prompt, stream=True)):
+            time.sleep(0.5)
+
+    def _late(self, prompt: str, _: Any) -> str | None:
+        service = self.server.routes.service
+        inputs = service.chat.make_inputs(turns_of(prompt))
+        request = {**inputs, "max_new_tokens": 400, "min_new_tokens": 400, "do_sample": False}
+        try:
+            self.server.engine.submit(request, timeout_s=0.05).result(60)
+        except DeadlineExceeded:
+            return None
+        except ValueError:  # the queue is full
+            return None
+        return "it ended in time"
+
+    def _body(self, prompt: str, **more: Any) -> bytes:
+        body = {"model": MODEL, "messages": question(prompt), "temperature": 0, **more}
+        return json.dumps(body).encode()
+
+
+def differing(text: str, expected: str) -> str | None:
+    return None if text == expected else text
+
+
+def turns_of(prompt: str) -> Any:
+    from mmspec.serving.chat import ChatRequest
+
+    body = {"model": MODEL, "messages": question(prompt)}
+    return ChatRequest.parse(body, 64).turns
+
+
+def run_threads(threads: list[threading.Thread]) -> None:
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(7200)
-def test_a_mixed_load_with_faults() -> None:
-    loaded = load_models(MODEL, "vlm", None, ["coupled"])
-    server = Server(make_served(loaded, options(max_requests=6, max_queue=4)))
-    prompts = ["describe the picture", "what is in the center?", "how many things are there?"]
-    load, left, sizes = Load(server, prompts), iter(range(COUNT)), list[int]()
-    lock = threading.Lock()
+def arrivals() -> Iterator[float]:
+    """Seconds from the start at which requests are sent: all at once, or a Poisson process."""
+    if not SECONDS:
+        yield from (0.0 for _ in range(COUNT))
+        return
+    choose, at = random.Random(0), 0.0
+    while (at := at + choose.expovariate(RATE)) < SECONDS:
+        yield at
+
+
+def run_load(load: Load) -> list[int]:
+    """Send all requests; returns the memory of the process from the middle on."""
+    left, sizes, lock = enumerate(arrivals()), list[int](), threading.Lock()
+    start, middle = time.monotonic(), (SECONDS * RATE or COUNT) // 2
 
     def work() -> None:
         while True:
             with lock:
-                seed = next(left, None)
-                if seed == COUNT // 4:
+                seed, at = next(left, (None, 0.0))
+                if seed is not None and seed >= middle and seed % 20 == 0:
                     sizes.append(resident_bytes())
             if seed is None:
                 return
+            time.sleep(max(start + at - time.monotonic(), 0))
             load.run(seed)
 
-    threads = [threading.Thread(target=work) for _ in range(CLIENTS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    run_threads([threading.Thread(target=work) for _ in range(CLIENTS)])
+    return sizes
+
+
+def inject_memory_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let one forward in so many over several rows find no memory."""
+    score, calls = CausalTarget.score, iter(range(1, 10**9))
+
+    def fail_sometimes(self: Any, context: Any, draft: Any) -> Any:
+        if context.batch > 1 and next(calls) % MEMORY_FAULT == 0:
+            raise torch.OutOfMemoryError("no memory")
+        return score(self, context, draft)
+
+    monkeypatch.setattr(CausalTarget, "score", fail_sometimes)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(7200)
+def test_a_mixed_load_with_faults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmspec.serving.limits.MAX_READ_S", 2)
+    loaded = load_models(MODEL, "vlm", None, ["coupled"])
+    server = Server(make_served(loaded, options(max_requests=6, max_queue=4)))
+    load = Load(server)
+    inject_memory_faults(monkeypatch)
+    start, used = time.monotonic(), time.process_time()
+    sizes = run_load(load)
     wait_until(server.is_idle)
     sizes.append(resident_bytes())
-    counters = server.engine.counters
+    share = (time.process_time() - used) / (time.monotonic() - start)
+    counters, outcomes = server.engine.counters, load.outcomes
     server.close()
+    count = sum(1 for _ in arrivals())
+    sys.stderr.write(
+        f"\n{count} requests in {time.monotonic() - start:.0f} s, {share:.0%} of a core: "
+        f"{dict(outcomes)}\n{counters}\nmemory {[size >> 20 for size in sizes]} MiB\n"
+    )
     assert not load.wrong
-    assert sum(load.outcomes.values()) == COUNT
+    assert sum(outcomes.values()) == count
     ended = counters.completed + counters.failed + counters.cancelled + counters.expired
     assert counters.submitted == ended
     assert not counters.failed
-    assert counters.refused >= load.outcomes["refused"]
-    asked = load.outcomes["ask"] + load.outcomes["stream"]
-    assert counters.completed >= asked + len(prompts)
+    assert counters.refused >= outcomes["refused"]
+    assert counters.completed >= sum(outcomes[kind] for kind in GOOD) + load.num_first
+    assert counters.restarted or count < MIN_LOAD
     assert sizes[-1] - sizes[0] < MAX_GROWTH

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
@@ -10,8 +11,11 @@ import torch
 import mmspec
 from mmspec.serving import prompts
 from mmspec.serving.prompts import PromptTimer
+from mmspec.serving.ticket import DeadlineExceeded
+from mmspec.targets.tokens.chunks import ChunkedPrompt
 from tests import toys
-from tests.serving.test_engine import accelerated, mixed_requests
+from tests.serving.test_engine import accelerated, mixed_requests, wait_until
+from tests.targets.tokens.test_chunks import lengthen
 
 
 def run_all(
@@ -41,7 +45,7 @@ def test_prompts_are_read_together_and_give_the_tokens_of_each_alone(
     engine, same = run_all(accelerated(family, recipe), mixed_requests(family, 12))
     assert same == 12
     assert engine.counters.prompt_forwards < 12
-    assert not engine._groups.reasons
+    assert not engine._prompts.groups.reasons
 
 
 def test_processors_do_not_see_the_padding_of_other_prompts() -> None:
@@ -56,7 +60,7 @@ def test_processors_do_not_see_the_padding_of_other_prompts() -> None:
 def test_a_model_that_reads_row_by_row_says_why() -> None:
     engine, same = run_all(accelerated("lfm2", "coupled"), mixed_requests("lfm2", 4))
     assert same == 4
-    assert [*engine._groups.reasons] == ["Lfm2ForCausalLM is read row by row"]
+    assert [*engine._prompts.groups.reasons] == ["Lfm2ForCausalLM is read row by row"]
 
 
 def test_requests_that_cannot_be_padded_are_read_alone() -> None:
@@ -66,7 +70,7 @@ def test_requests_that_cannot_be_padded_are_read_alone() -> None:
     requests[0] |= {"attention_mask": mask}
     engine, same = run_all(fast, requests)
     assert same == 6
-    assert dict(engine._groups.reasons) == {"its attention_mask hides tokens": 1}
+    assert dict(engine._prompts.groups.reasons) == {"its attention_mask hides tokens": 1}
 
 
 @pytest.mark.parametrize("fault", ["mask", "media"])
@@ -87,7 +91,7 @@ def test_a_wrong_merge_is_noticed_and_gives_no_wrong_token(
     monkeypatch.setattr(prompts, "merge_requests", merge_wrongly)
     engine, same = run_all(accelerated("llava", "coupled"), mixed_requests("llava", 8))
     assert same == 8
-    assert engine._groups.reasons["read together they have other scores"]
+    assert engine._prompts.groups.reasons["read together they have other scores"]
 
 
 def test_a_prompt_that_fails_among_others_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -121,3 +125,53 @@ def test_prompts_wait_until_their_waiting_costs_what_a_forward_would(
     assert not timer.is_due(1, 4)  # 0.1 of 0.16 s
     now[0] += 0.04
     assert timer.is_due(2, 4)
+
+
+def test_long_prompts_are_read_in_chunks_beside_running_rows() -> None:
+    """A row that runs has a round after every chunk, and all tokens are those alone."""
+    fast, tokens = accelerated("qwen2_5_vl", "coupled"), list[int]()
+    slow = {**toys.inputs("qwen2_5_vl"), "do_sample": False, "max_new_tokens": 60}
+    long = {**lengthen(toys.inputs("qwen2_5_vl", 3), 60), "seed": 1, "max_new_tokens": 5}
+    expected = [fast.generate(**one).sequences for one in (slow, long, long)]
+    with mmspec.Engine(fast, max_prompt_slots=10) as engine:
+        first = engine.submit(slow, on_round=lambda round_: tokens.append(round_.index))
+        wait_until(lambda: tokens)
+        seen: list[int] = []
+        second = engine.submit(long, on_round=lambda _: seen.append(len(tokens)))
+        third = engine.submit(long)
+        found = [future.result(20) for future in (first, second, third)]
+    assert all(map(torch.equal, (one.sequences for one in found), expected))
+    chunks = (long["input_ids"].shape[1] - slow["input_ids"].shape[1]) // 10
+    assert seen[0] > chunks
+    assert not engine._prompts.groups.reasons
+
+
+def test_a_long_prompt_ends_in_mid_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its request is cancelled or late, or memory is short; others go on."""
+    fast = accelerated("llama", "plain")
+    step, calls = ChunkedPrompt.step, list[int]()
+
+    def slow_step(self: Any) -> Any:
+        calls.append(1)
+        time.sleep(0.06)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("no memory")
+        return step(self)
+
+    monkeypatch.setattr(ChunkedPrompt, "step", slow_step)
+    small = {**toys.inputs("llama"), "do_sample": False, "max_new_tokens": 4}
+    long = {**lengthen(toys.inputs("llama"), 300), "do_sample": False, "max_new_tokens": 4}
+    expected = [fast.generate(**one).sequences for one in (small, long)]
+    with mmspec.Engine(fast, max_prompt_slots=16) as engine:
+        late = engine.submit(long, timeout_s=0.6)
+        cancelled = engine.submit(long)
+        other = engine.submit(small)
+        with pytest.raises(DeadlineExceeded):
+            late.result(20)
+        wait_until(lambda: engine._prompts.partial is not None)
+        cancelled.cancel()
+        assert torch.equal(other.result(20).sequences, expected[0])
+        monkeypatch.setattr(ChunkedPrompt, "step", step)
+        assert torch.equal(engine.submit(long).result(20).sequences, expected[1])
+    assert (engine.counters.expired, engine.counters.cancelled) == (1, 1)
+    assert engine.counters.restarted == 1

@@ -41,7 +41,8 @@ def test_requests_run_by_priority_and_then_in_their_order() -> None:
 def test_rows_prompts_and_slots_limit_a_turn() -> None:
     items = [Item(number) for number in range(6)]
     assert take_turn(make(items, max_rows=4)) == [0, 1, 2, 3]
-    assert take_turn(make(items, max_prompt_slots=15)) == [0, 1]  # the second begins within 15
+    assert take_turn(make(items, max_prompt_slots=25)) == [0, 1]
+    assert take_turn(make(items, max_prompt_slots=15)) == [0]  # the second would end beyond 15
     assert take_turn(make(items, max_prompt_slots=1)) == [0]  # a long prompt is read nevertheless
     assert take_turn(make(items, max_slots=60)) == [0, 1, 2]
 

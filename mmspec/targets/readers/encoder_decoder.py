@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from transformers import DynamicCache, EncoderDecoderCache, GenerationConfig
 
 from mmspec import _hf
+from mmspec.errors import first_line, is_of_library
 from mmspec.targets.cache import SlotCache, last_position_of
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
-from mmspec.targets.readers.backbone import MAX_RESERVED_SLOTS
+from mmspec.targets.readers.backbone import MAX_RESERVED_SLOTS, Backbone
 from mmspec.targets.readers.reader import USES, Family, Reader, plan_step
 from mmspec.targets.tokens.context import Request
 
@@ -232,3 +233,23 @@ def source_carrier(inputs: Mapping[str, Any]) -> Tensor:
             "them"
         )
     return found
+
+
+def refuse_if_readable(
+    reader: Backbone | EncoderDecoder, inputs: Mapping[str, Any], error: Exception
+) -> None:
+    """Raise ValueError if only mmspec cannot read a prompt; otherwise the request is invalid."""
+    is_ours = isinstance(error, ValueError) and not is_of_library(error)
+    if is_ours or inputs.get("input_ids") is None:
+        return
+    given = dict(reader.model_inputs(inputs, None))
+    if isinstance(reader, EncoderDecoder):
+        given["decoder_input_ids"] = given.pop("input_ids")
+    try:
+        reader.model.generate(**given, max_new_tokens=1, do_sample=False)
+    except Exception:  # the model cannot read it either; its own error is raised
+        return
+    raise ValueError(
+        f"{type(reader.model).__name__} cannot be read with a cache that rolls back "
+        f"({first_line(error)}); use model.generate() for this model"
+    ) from error

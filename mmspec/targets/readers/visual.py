@@ -18,7 +18,7 @@ from mmspec import _hf
 from mmspec.targets.memory import Memory
 
 if TYPE_CHECKING:
-    from mmspec.targets.readers.reader import Family
+    from mmspec.targets.readers.reader import Family, Reader
 
 
 @dataclass(frozen=True)
@@ -243,3 +243,10 @@ def hide_slots(memory: Memory, seen: Tensor) -> None:  # (B, L) 0 = masked
     memory.is_maskless = False
     memory.padding = tuple((seen == 0).sum(-1).tolist())
     memory.mask.add(torch.where(seen == 0, memory.mask.hide, 0.0))
+
+
+def encode_media(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The request with encoded images; sizes and grids stay, as positions depend on them."""
+    rest = {name: value for name, value in inputs.items() if name not in backbone.family.media}
+    rest.pop("pixel_attention_mask", None)
+    return {**rest, **_hf.encode_media(backbone.model, inputs)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -12,7 +12,6 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.draft import Draft, Round, Scores
-from mmspec.errors import first_line, is_of_library
 from mmspec.targets.memory import Memory, RowMemories, build_block
 from mmspec.targets.readers.attention_tap import (
     ATTENTION_FEATURES,
@@ -23,7 +22,12 @@ from mmspec.targets.readers.attention_tap import (
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.readers.check import check, check_without_prompt, has_free_positions
 from mmspec.targets.readers.check_turn import check_turn
-from mmspec.targets.readers.encoder_decoder import EncoderDecoder, add_source, encode_shared_source
+from mmspec.targets.readers.encoder_decoder import (
+    EncoderDecoder,
+    add_source,
+    encode_shared_source,
+    refuse_if_readable,
+)
 from mmspec.targets.readers.hooks import (
     HiddenStateHook,
     LayerStatesHook,
@@ -32,6 +36,7 @@ from mmspec.targets.readers.hooks import (
     wanted_layers,
 )
 from mmspec.targets.readers.reader import Reader, reuse_encoder_output, run_ctc
+from mmspec.targets.readers.visual import encode_media
 from mmspec.targets.tokens.context import (
     Context,
     Request,
@@ -114,10 +119,15 @@ class CausalTarget:
         if self.defers_prefill:
             slots, rows = count_prompt_slots(request.inputs, request.past), len(request.noise.rows)
             unread = DeferredPrefill(
-                slots, rows, lambda: self._run_prefill(full_request, offer), offer
+                slots, rows, lambda: self.run_prefill(full_request, offer), offer
             )
             return self._context(request, unread, [slots] * rows, self.backbone.vocabulary, offer)
-        memory, logits = self._run_prefill(full_request, offer)
+        return self.open_context(request, *self.run_prefill(full_request, offer), offer)
+
+    def open_context(
+        self, request: Request, memory: Any, logits: Tensor, offer: Mapping[str, Any]
+    ) -> Context:  # logits (B, V)
+        """The context after a prompt that was read, with the distribution of the first token."""
         context = self._context(request, memory, memory.lengths, logits.shape[-1], offer)
         position = context.position()
         distribution = request.sampling.distribution(
@@ -126,12 +136,12 @@ class CausalTarget:
         features = {"logits": logits[:, None]} if "logits" in self.required_features else {}
         return replace(context, scores=Scores(distribution, position, features))
 
-    def _run_prefill(self, request: Request, offer: dict[str, Any]) -> tuple[Any, Tensor]:
+    def run_prefill(self, request: Request, offer: dict[str, Any]) -> tuple[Any, Tensor]:
         """Memory and logits (B, V) of a prompt; requested features are added to `offer`."""
         inputs = request.inputs
         if "vision" in self.required_features:
             with self._class_token() as token:
-                inputs = _encode_media(self.backbone, inputs)
+                inputs = encode_media(self.backbone, inputs)
             offer["vision"] = inputs["mm_encoder_outputs"]
             offer["cls"] = None if token is None else token.attention
         rows = (
@@ -140,12 +150,7 @@ class CausalTarget:
             else []
         )
         once = reuse_encoder_output(self.backbone.model, self.backbone.family.ctc, offer.get("ctc"))
-        with ExitStack() as stack:
-            stack.enter_context(once)
-            tap = stack.enter_context(self._tap(rows))
-            states = stack.enter_context(self._states())
-            early = stack.enter_context(self._snapshots())
-            layers = {n: stack.enter_context(one) for n, one in self._layers().items()}
+        with once, self._tap(rows) as tap, self.record_states() as states:
             memory, logits = self._read_prompt(request, inputs)
         if self._must_reread(request, memory, logits):
             memory, logits = self._read_prompt(request, inputs)
@@ -153,15 +158,26 @@ class CausalTarget:
             check_turn(self.backbone, request.inputs, request.past, logits)
         if tap is not None:
             offer |= tap.offer()
+        offer |= states
+        if isinstance(self.backbone, Backbone) and self.backbone.compiled is not None:
+            self.backbone.compiled.prepare(self.backbone, memory, request.max_new_tokens)
+        return memory, logits
+
+    @contextmanager
+    def record_states(self) -> Iterator[dict[str, Any]]:
+        """Record the required states of a prompt's forward; the result is filled at exit."""
+        offer = dict[str, Any]()
+        with ExitStack() as stack:
+            states = stack.enter_context(self._states())
+            early = stack.enter_context(self._snapshots())
+            layers = {n: stack.enter_context(one) for n, one in self._layers().items()}
+            yield offer
         if early is not None:
             offer["states"] = early.offer()
         if states is not None:
             offer["embeds"], offer["hidden"] = states.embeds, states.hidden
             offer["positions"] = states.positions
         offer |= {name: noted.offer() for name, noted in layers.items()}
-        if isinstance(self.backbone, Backbone) and self.backbone.compiled is not None:
-            self.backbone.compiled.prepare(self.backbone, memory, request.max_new_tokens)
-        return memory, logits
 
     def _context(
         self,
@@ -301,7 +317,7 @@ class CausalTarget:
         except Exception as error:  # a class may fail with this cache in any way
             if not isinstance(self.backbone, Backbone | EncoderDecoder):
                 raise
-            _refuse_if_readable(self.backbone, request.inputs, error)
+            refuse_if_readable(self.backbone, request.inputs, error)
             raise
         return memory, logits
 
@@ -362,26 +378,6 @@ def _share_states(offer: dict[str, Any], states: HiddenStateHook, nodes: int) ->
     return {"hidden": states.hidden[:, -nodes - 1 :]}
 
 
-def _refuse_if_readable(
-    reader: Backbone | EncoderDecoder, inputs: Mapping[str, Any], error: Exception
-) -> None:
-    """Raise ValueError if only mmspec cannot read a prompt; otherwise the request is invalid."""
-    is_ours = isinstance(error, ValueError) and not is_of_library(error)
-    if is_ours or inputs.get("input_ids") is None:
-        return
-    given = dict(reader.model_inputs(inputs, None))
-    if isinstance(reader, EncoderDecoder):
-        given["decoder_input_ids"] = given.pop("input_ids")
-    try:
-        reader.model.generate(**given, max_new_tokens=1, do_sample=False)
-    except Exception:  # the model cannot read it either; its own error is raised
-        return
-    raise ValueError(
-        f"{type(reader.model).__name__} cannot be read with a cache that rolls back "
-        f"({first_line(error)}); use model.generate() for this model"
-    ) from error
-
-
 def _add_inferred_mask(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
     """The request with the mask that `generate()` infers from padding, if it has none."""
     ids = inputs.get("input_ids")
@@ -391,10 +387,3 @@ def _add_inferred_mask(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[s
         return inputs
     mask = _hf.infer_mask(backbone.model, ids)
     return inputs if mask is None else {**inputs, "attention_mask": mask}
-
-
-def _encode_media(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The request with encoded images; sizes and grids stay, as positions depend on them."""
-    rest = {name: value for name, value in inputs.items() if name not in backbone.family.media}
-    rest.pop("pixel_attention_mask", None)
-    return {**rest, **_hf.encode_media(backbone.model, inputs)}
