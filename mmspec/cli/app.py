@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mmspec import __version__
-from mmspec.cli import export, recipes, train_commands, zoo
+from mmspec.cli import export, planning_commands, recipes, train_commands, zoo
 from mmspec.cli.options import (
     IMAGE_MODEL,
     PARTS,
@@ -341,6 +341,9 @@ def serve(
 
 app.command("recipes")(recipes.recipes)
 app.command("show")(recipes.show)
+measure.command("plan")(planning_commands.plan)
+measure.command("simulate")(planning_commands.simulate)
+measure.command("calibrate")(planning_commands.calibrate)
 app.add_typer(measure, name="bench")
 app.add_typer(train_commands.app, name="train")
 app.add_typer(export.app, name="export")

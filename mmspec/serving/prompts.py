@@ -196,10 +196,11 @@ class PromptTimer:
     is measured: what two prompts cost less together than one after the other.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = monotonic) -> None:
+        self.clock = clock
         self.seconds = Timings()  # by number of prompts
         self.waited_s = 0.0  # summed over those that wait
-        self.checked_at = monotonic()
+        self.checked_at = clock()
 
     @property
     def saved_s(self) -> float:
@@ -210,7 +211,7 @@ class PromptTimer:
 
     def is_due(self, waiting: int, running: int) -> bool:
         """Whether to read now, where so many requests wait that there is room for."""
-        now = monotonic()
+        now = self.clock()
         self.waited_s += waiting * (now - self.checked_at) if waiting else -self.waited_s
         self.checked_at = now
         return waiting > 0 and self.waited_s >= self.saved_s * running

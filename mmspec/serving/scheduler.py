@@ -72,6 +72,14 @@ class Scheduler(Generic[T]):
         """Whether a further request may wait."""
         return len(self.waiting) < self.limits.max_queue + self.free_rows
 
+    @property
+    def has_room(self) -> bool:
+        """Whether the cache has room for the first request that waits."""
+        if self._is_short_of_memory and self.running:
+            return False
+        most = self.limits.max_slots
+        return most is None or self._used_slots + self.waiting[0].slots <= most
+
     def push(self, item: T) -> None:
         """Let a request wait."""
         heapq.heappush(self.waiting, item)
@@ -90,10 +98,7 @@ class Scheduler(Generic[T]):
         left, size = self._prompt_slots_left, self.waiting[0].prompt_slots
         if size > left and left < self.limits.max_prompt_slots:  # a longer one is read in chunks
             return None
-        if self._is_short_of_memory and self.running:
-            return None
-        most = self.limits.max_slots
-        if most is not None and self._used_slots + self.waiting[0].slots > most:
+        if not self.has_room:
             return None
         item = heapq.heappop(self.waiting)
         self.running.add(item)

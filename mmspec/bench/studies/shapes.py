@@ -44,6 +44,7 @@ SHAPES: Mapping[str, DecoderShape] = {
     "llava-1.5-13b": DecoderShape("llama", 40, 5120, 13824, 40, 40, 32064),
     "qwen2.5-vl-3b": DecoderShape("qwen2", 36, 2048, 11008, 16, 2, 151936, tied=True),
     "qwen2.5-vl-7b": DecoderShape("qwen2", 28, 3584, 18944, 28, 4, 152064),
+    "qwen2.5-vl-72b": DecoderShape("qwen2", 80, 8192, 29568, 64, 8, 152064),
     "qwen2-vl-2b": DecoderShape("qwen2", 28, 1536, 8960, 12, 2, 151936, tied=True),
     "qwen2-vl-7b": DecoderShape("qwen2", 28, 3584, 18944, 28, 4, 152064),
     "llama-3.2-1b": DecoderShape("llama", 16, 2048, 8192, 32, 8, 128256, tied=True),

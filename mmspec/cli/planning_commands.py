@@ -1,0 +1,86 @@
+"""`mmspec bench plan | simulate | calibrate`: their options; nothing here imports torch."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from mmspec.cli.options import Threads, run_function
+from mmspec.cli.output import Json
+
+Shape = Annotated[str, typer.Option(help="A decoder, of `bench scale --shape list`.")]
+Device = Annotated[
+    str, typer.Option(help="h100, a100, or a file of `bench calibrate --json` (JSON).")
+]
+Output = Annotated[int, typer.Option(min=1, max=1 << 20, help="Output tokens of a request.")]
+
+
+def plan(
+    shape: Shape,
+    device: Device = "h100",
+    devices: Annotated[
+        list[int] | None, typer.Option(min=1, max=1 << 16, help="How many; repeatable.")
+    ] = None,
+    context: Annotated[
+        list[int] | None, typer.Option(min=1, max=1 << 24, help="Tokens of prompts; repeatable.")
+    ] = None,
+    acceptance: Annotated[
+        list[float] | None, typer.Option(min=0, max=1, help="Of a drafted token; repeatable.")
+    ] = None,
+    output: Output = 256,
+    json: Json = False,
+) -> None:
+    """Predict the speed of a published shape on many devices, by a cost model."""
+    run_function(
+        "mmspec.cli.planning:plan", shape, device, devices, context, acceptance, output, json
+    )
+
+
+def simulate(
+    shape: Shape,
+    device: Device = "h100",
+    devices: Annotated[int, typer.Option(min=1, max=1 << 16, help="All devices.")] = 1,
+    tensor: Annotated[int, typer.Option(min=1, help="Devices that a target is split over.")] = 1,
+    rate: Annotated[
+        list[float] | None, typer.Option(help="Requests per second; repeatable.")
+    ] = None,
+    prompt: Annotated[
+        int, typer.Option("--prompt-tokens", min=1, max=1 << 24, help="Mean of the requests.")
+    ] = 1024,
+    output: Output = 256,
+    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Of a drafted token.")] = 0.8,
+    length: Annotated[int, typer.Option(min=0, max=64, help="Drafted tokens per round.")] = 3,
+    max_rows: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 64,
+    max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait.")] = 64,
+    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of one engine.")] = 2000,
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    json: Json = False,
+) -> None:
+    """Simulate streams of requests with the engine's own scheduler, and name the bottleneck."""
+    run_function(
+        "mmspec.cli.planning:simulate",
+        shape,
+        device,
+        devices,
+        tensor,
+        rate,
+        json,
+        prompt=prompt,
+        output=output,
+        acceptance=acceptance,
+        length=length,
+        max_rows=max_rows,
+        max_queue=max_queue,
+        requests=requests,
+        seed=seed,
+    )
+
+
+def calibrate(
+    repeats: Annotated[int, typer.Option(min=1, max=1000, help="Number of measurements.")] = 3,
+    threads: Threads = None,
+    json: Json = False,
+) -> None:
+    """Fit the cost model to forwards on this processor, and check it on others."""
+    run_function("mmspec.cli.planning:calibrate", repeats, threads, json)
