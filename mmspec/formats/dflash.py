@@ -25,6 +25,7 @@ from mmspec.formats.head_files import (
     read_sizes,
 )
 from mmspec.formats.vllm import check_order
+from mmspec.models.compatibility import AFTER_NORM, check_exports_taps
 from mmspec.models.heads.dflash import DFlashHead, DFlashHeadConfig
 from mmspec.models.llama_layers import SLIDING
 
@@ -101,6 +102,7 @@ def build_dflash_head(found: PublishedHead, taps: Sequence[int] | None) -> DFlas
         draft_vocab_size=cut or None,
         attention_bias="layers.0.self_attn.q_proj.bias" in tensors,
     )
+    setattr(config, AFTER_NORM, False)
     made = PublishedHead(found.config, tensors, found.file)
     head: DFlashHead = build_head(lambda: DFlashHead(config), made, "DFlash")
     head.check()
@@ -120,6 +122,7 @@ def dflash_to_flat(head: Any, layout: str) -> PublishedHead:
             "config.json, from mmspec.models.heads.dflash.uniform_layers"
         )
     check_order(layers)
+    check_exports_taps(head.config)
     config, tensors = head.config, copy_tensors(head)
     size = config.draft_vocab_size or config.vocab_size
     made = {**llama_config(config, "DFlashDraftModel"), "model_type": "qwen3"}

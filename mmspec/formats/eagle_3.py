@@ -33,6 +33,7 @@ from mmspec.formats.head_files import (
     read_sizes,
     rename_prefix,
 )
+from mmspec.models.compatibility import AFTER_NORM, check_exports_taps
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig, FusedStateHead
 from mmspec.models.llama_layers import SLIDING
 
@@ -125,6 +126,8 @@ def build_eagle3_head(
         visual_slots="placeholder",
         **more,
     )
+    if taps is not None:
+        setattr(config, AFTER_NORM, False)
     ignored = () if config.has_embeddings else IGNORED
     published = PublishedHead(found.config, tensors, found.file)
     head = build_head(
@@ -169,6 +172,7 @@ def to_published(head: Any, dialect: Dialect, ids: Sequence[int] | None) -> Publ
             "images"
         )
     check_head(head, FusedStateHead, dialect.name, plain)
+    check_exports_taps(head.config)
     config, tensors = head.config, copy_tensors(head)
     size = config.draft_vocab_size or config.vocab_size
     kind = "Eagle3Qwen3ForCausalLM" if config.qk_norm else "LlamaForCausalLMEagle3"

@@ -10,10 +10,10 @@ ones, have the same fingerprint. Vocabularies are read from tokenizer files with
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from huggingface_hub import try_to_load_from_cache
@@ -26,11 +26,21 @@ if TYPE_CHECKING:
     from mmspec.targets.readers.reader import Reader
 
 KEY = "target_fingerprint"
+AFTER_NORM = "last_layer_after_norm"  # of a head that taps it; False = as engines read it
 _STATES, _TOKENS = 8, 16  # probes
 _SAME = 0.95  # median cosine over tokens; 0 +- 0.4 for another target
 MIN_SHARED = 0.99  # share of equal ids of two tokenizers
 MAX_PADDING = 512  # difference of vocabulary sizes with one tokenizer (Qwen: 128)
 MAX_PADDING_SHARE = 0.01  # of the larger one: in a small vocabulary few ids are padding
+
+
+@runtime_checkable
+class TappingHead(Protocol):
+    """A head on states of some layers of its target."""
+
+    config: Any
+
+    def taps(self, layers: int) -> Sequence[int] | None: ...
 
 
 def fingerprint(target: Reader) -> list[list[float]] | None:
@@ -54,10 +64,45 @@ def fingerprint(target: Reader) -> list[list[float]] | None:
 
 
 def sign_head(head: Any, target: Reader) -> None:
-    """Store the target's fingerprint in a head's configuration."""
+    """Store the target's fingerprint in a head's configuration.
+
+    Also that it was trained on the last layer's states after the final norm, if it taps them.
+    """
     found = fingerprint(target)
     if found is not None:
         setattr(head.config, KEY, found)
+    if isinstance(head, TappingHead) and taps_last_layer(head, target):
+        setattr(head.config, AFTER_NORM, True)
+
+
+def taps_last_layer(head: TappingHead, target: Reader) -> bool:
+    """Whether a head lists the states of the target's last layer among its features."""
+    layers = len(target.layers)
+    return layers in (head.taps(layers) or ())
+
+
+def check_last_layer(head: TappingHead, target: Reader) -> None:
+    """Refuse a head of an engine that taps the target's last layer. Raises ValueError.
+
+    Engines give its states before the final norm, and they are read after it here.
+    """
+    if vars(head.config).get(AFTER_NORM) is False and taps_last_layer(head, target):
+        taps = list(head.taps(len(target.layers)) or ())
+        raise ValueError(
+            f"this head was made for an engine and taps the target's last layer (tapped_layers="
+            f"{taps}), whose states engines read before the final norm and this package after it; "
+            "train a head without that layer"
+        )
+
+
+def check_exports_taps(config: Any) -> None:
+    """Refuse to export a head of the last layer's normed states. Raises ValueError."""
+    if vars(config).get(AFTER_NORM):
+        raise ValueError(
+            f"this head reads the target's last layer after the final norm (tapped_layers="
+            f"{list(config.tapped_layers or ())}), and engines read it before that; train a head "
+            "without that layer"
+        )
 
 
 def check_signature(head: Any, target: Reader) -> None:

@@ -12,7 +12,8 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import mmspec
-from mmspec import zoo
+from mmspec import formats, zoo
+from mmspec.drafters.neural.feature_head import check_head
 from mmspec.models.compatibility import (
     KEY,
     check_signature,
@@ -21,9 +22,12 @@ from mmspec.models.compatibility import (
     fingerprint,
     sign_head,
 )
+from mmspec.models.heads.dflash import DFlashHead, DFlashHeadConfig
+from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.feature_head import load_head
 from tests import toys
 from tests.drafters.heads import untrained_head
+from tests.drafters.state_heads import target
 from tests.toys.readers import backbone
 
 Table = dict[str, int]
@@ -59,6 +63,36 @@ def test_a_note_is_written_when_a_head_is_saved_and_read_with_it(tmp_path: Path)
     mmspec.accelerate(target, "eagle", drafter=drafter)
     with pytest.raises(ValueError, match="made for another target"):
         mmspec.accelerate(_another("llama"), "eagle", drafter=drafter)
+
+
+@pytest.mark.parametrize("name", ["vllm", "sglang", "angelslim", "speculators", "dflash"])
+def test_the_last_layer_is_not_that_of_an_engine(name: str, tmp_path: Path) -> None:
+    """Engines read its states before the final norm; a head is refused in both directions."""
+    reader, layers = backbone(target("llava")), 7
+    kinds: dict[str, Any] = {"visual_slots": "placeholder"}
+    kinds = {"num_hidden_layers": 1, "num_taps": 3} if name == "dflash" else kinds
+    for last, is_refused in ((layers - 1, False), (layers, True)):
+        config = DFlashHeadConfig if name == "dflash" else Eagle3HeadConfig
+        maker = DFlashHead if name == "dflash" else Eagle3Head
+        made = config.of(reader.config, reader.vocabulary, tapped_layers=[1, 3, last], **kinds)
+        folder = tmp_path / str(last)
+        hub = {"target": "someone/model"} if name == "speculators" else {}
+        formats.export(name, maker(made), folder, **hub)
+        read = formats.convert(name, [folder])
+        read.save_pretrained(tmp_path / f"read-{last}")
+        again = maker.from_pretrained(tmp_path / f"read-{last}")
+        signed = maker(made)
+        sign_head(signed, reader)
+        if not is_refused:
+            check_head(again, reader)
+            formats.export(name, signed, tmp_path / "again", **hub)
+            continue
+        for one in (read, again):
+            with pytest.raises(ValueError, match=r"taps the target's last layer \(tapped_lay.*7\]"):
+                check_head(one, reader)
+        with pytest.raises(ValueError, match=r"last layer after the final norm .*7\]"):
+            formats.export(name, signed, tmp_path / "again", **hub)
+        check_head(signed, reader)
 
 
 def test_a_target_without_weights_has_no_fingerprint() -> None:

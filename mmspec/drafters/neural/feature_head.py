@@ -37,6 +37,7 @@ from mmspec.drafters.neural.target_heads import (
     prompt_padding,
 )
 from mmspec.drafters.shapes import Shape
+from mmspec.models.compatibility import check_last_layer
 from mmspec.models.heads.dflash import DFlashHead
 from mmspec.models.heads.eagle3 import Eagle3Head
 from mmspec.models.heads.feature_head import FeatureHead
@@ -305,6 +306,7 @@ def check_head(head: StateHead | DFlashHead, target: Reader) -> None:
     LayerStatesHook(
         target, head.taps(len(target.layers)) or ()
     )  # raises ValueError for missing layers
+    check_last_layer(head, target)
 
 
 def tap_of(head: StateHead | DFlashHead, target: Reader) -> str:
