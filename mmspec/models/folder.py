@@ -127,9 +127,21 @@ def find_weight_files(folder: Path) -> list[Path]:
             raise ValueError(f"{indices[0]} points out of its folder ({name}); do not load it")
         if not (folder / name).is_file():
             raise ValueError(f"{indices[0]} names {name}, which is missing; copy it, too")
+    series = {_SHARD.sub("", name) for name in names}
+    unlisted = [
+        one.name
+        for one in present
+        if one.name not in names and _SHARD.search(one.name) and _SHARD.sub("", one.name) in series
+    ]
+    if unlisted:
+        raise ValueError(
+            f"{indices[0]} lists {len(names)} of {len(names) + len(unlisted)} files of weights "
+            f"(not {unlisted[0]}); it was cut, so copy or download it again"
+        )
     return [folder / name for name in names]
 
 
+_SHARD = re.compile(r"\d+(?=-of-\d+\.safetensors$)")
 _WHOLE = ("model.safetensors", "diffusion_pytorch_model.safetensors")
 
 

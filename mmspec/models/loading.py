@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from importlib import import_module
 from pathlib import Path
@@ -75,9 +75,10 @@ def load_causal(
             dtype=dtype,
             use_safetensors=True,
             output_loading_info=True,
-            **placed,
-            **arguments,
+            **{"ignore_mismatched_sizes": True, **placed, **arguments},  # refused below, by name
         )
+    if not arguments.get("ignore_mismatched_sizes"):
+        _check_sizes(name, found["mismatched_keys"])
     missing = sorted(found["missing_keys"])
     if missing:
         some = ", ".join(missing[:3])
@@ -97,8 +98,13 @@ def load_model(maker: Any, folder: str | Path, kind: str, dtype: torch.dtype | N
     check_folder(Path(folder))
     with explain_load_errors(folder, kind):
         model, found = maker.from_pretrained(
-            folder, dtype=dtype or "auto", use_safetensors=True, output_loading_info=True
+            folder,
+            dtype=dtype or "auto",
+            use_safetensors=True,
+            output_loading_info=True,
+            ignore_mismatched_sizes=True,  # refused below, by name
         )
+    _check_sizes(folder, found["mismatched_keys"])
     wrong = sorted({*found["missing_keys"], *found["unexpected_keys"]})
     if wrong:
         raise ValueError(
@@ -106,6 +112,17 @@ def load_model(maker: Any, folder: str | Path, kind: str, dtype: torch.dtype | N
             f"folder written by {maker.__name__}.save_pretrained"
         )
     return model.train(False)
+
+
+def _check_sizes(folder: str | Path, found: Iterable[tuple[Any, ...]]) -> None:
+    """Refuse weights of other sizes than config.json has. Raises ValueError."""
+    wrong = sorted((name, tuple(there), tuple(here)) for name, there, here in found)
+    if wrong:
+        name, there, here = wrong[0]
+        raise ValueError(
+            f"{folder} does not fit together: {name} is {there}, and {here} by config.json "
+            f"({len(wrong)} such weights); copy both files again from one model"
+        )
 
 
 def random_model(make: Callable[[], Any], seed: int) -> Any:

@@ -27,7 +27,7 @@ from mmspec.drafters.neural.feature_head import check_head
 from mmspec.drafters.neural.head_prompt import HeadPrompt, head_prompt
 from mmspec.errors import check_number
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
-from mmspec.models.heads.state_head import SlotMarks, StateHead
+from mmspec.models.heads.state_head import SlotMarks, StateHead, has_axis_per_frequency
 from mmspec.models.llama_layers import mask_by_kind
 from mmspec.targets.readers.reader import Reader
 from mmspec.training.heads import (
@@ -152,7 +152,10 @@ def new_eagle3(target: Reader, counts: Tensor, **changes: Any) -> Eagle3Head:
     placeholder token, and the target's positions with M-RoPE. Raises ValueError for sizes that are
     not of the vocabulary.
     """
-    has_axes = bool((getattr(target.config, "rope_parameters", None) or {}).get("mrope_section"))
+    rope = getattr(target.config, "rope_parameters", None) or {}
+    width = vars(target.config).get("head_dim")
+    width = width or target.config.hidden_size // target.config.num_attention_heads
+    has_axes = bool(rope.get("mrope_section")) and has_axis_per_frequency(rope, width // 2)
     positions = "mrope" if has_axes and target.family.rope_axes == 3 else "keep"
     usual = {"visual_slots": "placeholder", "positions": positions}
     changes = {**usual, **limit_vocabulary(target, changes)}

@@ -34,6 +34,18 @@ def test_shards_are_read_by_their_index(tmp_path: Path) -> None:
     assert find_weight_files(tmp_path) == [tmp_path / "model.safetensors"]
 
 
+def test_an_index_that_was_cut_is_refused(tmp_path: Path) -> None:
+    """It is valid, but lists some of a series of files; files of other series may be there."""
+    for number, name in enumerate("ab", 1):
+        save_file({name: WEIGHTS[name]}, tmp_path / f"model-0000{number}-of-00002.safetensors")
+    save_file(WEIGHTS, tmp_path / "other-00001-of-00003.safetensors")
+    index(tmp_path, a="model-00001-of-00002.safetensors")
+    with pytest.raises(ValueError, match=r"lists 1 of 2 files of weights \(not model-00002"):
+        find_weight_files(tmp_path)
+    index(tmp_path, a="model-00001-of-00002.safetensors", b="model-00002-of-00002.safetensors")
+    assert len(find_weight_files(tmp_path)) == 2
+
+
 @pytest.mark.parametrize("name", ["../other.safetensors", "missing.safetensors"])
 def test_an_index_stays_in_its_folder(tmp_path: Path, name: str) -> None:
     save_file(WEIGHTS, tmp_path / "part.safetensors")

@@ -11,8 +11,10 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import mmspec
+from mmspec import recipes
 from mmspec.modalities.common.tiny_models import random_drafter
 from mmspec.modalities.image.tiny_models import SETTINGS, class_request, tiny_model
+from mmspec.models.heads.eagle3 import load_eagle3_head
 from mmspec.models.llamagen import LlamaGenForImageGeneration
 from mmspec.models.loading import load_causal
 from tests import toys
@@ -26,6 +28,23 @@ def test_weights_that_do_not_cover_the_model_are_refused(tmp_path: Path) -> None
     save_file(weights, tmp_path / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(ValueError, match=rf"no weights for 1 parts of a LlamaForC.*{some}"):
         load_causal(tmp_path)
+
+
+def test_weights_of_another_size_are_named(tmp_path: Path) -> None:
+    """Of a target, and of a head, whose config.json is another one's."""
+    toys.model("llama").save_pretrained(tmp_path / "target")
+    random_drafter(recipes.get("eagle-3"), toys.model("llama"), 0).save_pretrained(
+        tmp_path / "head"
+    )
+    for name, load in (("target", load_causal), ("head", load_eagle3_head)):
+        file = tmp_path / name / "config.json"
+        config = json.loads(file.read_text())
+        wide = 2 * config["intermediate_size"]
+        file.write_text(json.dumps({**config, "intermediate_size": wide}))
+        with pytest.raises(
+            ValueError, match=rf"{name} does not fit together: .*down_proj.*{wide}\)"
+        ):
+            load(tmp_path / name)
 
 
 def test_tied_weights_are_not_missing(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
 
 from mmspec.models.llama_layers import FULL, SLIDING, AttentionMask, Layers, LlamaHead
@@ -93,10 +94,27 @@ class StateHeadConfig(LlamaConfig):
                 f"visual_slots={self.visual_slots!r} leaves no image slots for visual_keep="
                 f"{self.visual_keep} to select from; give visual_keep=1, or other visual_slots"
             )
-        if self.positions == "mrope" and not (self.rope_parameters or {}).get("mrope_section"):
+        self._check_rope()
+
+    def _check_rope(self) -> None:
+        rope = self.rope_parameters or {}
+        known = ("default", *ROPE_INIT_FUNCTIONS)
+        if rope.get("rope_type", "default") not in known:
+            raise ValueError(
+                f"rope_type={rope['rope_type']!r} is not known; choose one of {', '.join(known)}"
+            )
+        if self.positions != "mrope":
+            return
+        if not rope.get("mrope_section"):
             raise ValueError(
                 "positions='mrope' needs an mrope_section in rope_parameters; make the "
                 "configuration with .of() of a target with M-RoPE, or give 'keep'"
+            )
+        count = int(self.head_dim or self.hidden_size // self.num_attention_heads) // 2
+        if not has_axis_per_frequency(rope, count):
+            raise ValueError(
+                f"mrope_section={list(rope['mrope_section'])} does not divide the {count} "
+                "frequencies of a head; give sections of that sum, or positions='keep'"
             )
 
     def _check_windows(self) -> None:
@@ -315,6 +333,14 @@ class SlotRotaryEmbedding(LlamaRotaryEmbedding):
         if self.attention_scaling != 1:
             cos, sin = cos * self.attention_scaling, sin * self.attention_scaling
         return cos.to(x.dtype), sin.to(x.dtype)
+
+
+def has_axis_per_frequency(rope: Any, count: int) -> bool:
+    """Whether the three sections of M-RoPE assign an axis to each of `count` frequencies."""
+    sections = rope["mrope_section"]
+    if len(sections) != 3:
+        return False
+    return bool(rope.get("mrope_interleaved")) or sum(sections) == count
 
 
 def rope_axes(rope: Any, count: int) -> Tensor:  # (count,)

@@ -425,3 +425,18 @@ def test_a_folder_holds_every_part(parts: str, tmp_path: Path) -> None:
     assert all(getattr(loaded.config, name) == value for name, value in changes.items())
     for name, weight in head.state_dict().items():
         assert torch.equal(weight, loaded.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ({"rope_type": "spiral"}, "rope_type='spiral' is not known; choose one of default"),
+        ({"rope_type": "default", "mrope_section": [1, 1, 1]}, "divide the 8 frequencies"),
+        ({"rope_type": "default", "mrope_section": [4, 4]}, "divide the 8 frequencies"),
+        ({"rope_type": "default"}, "needs an mrope_section"),
+    ],
+)
+def test_another_rotary_scheme_is_refused(rope: dict[str, Any], message: str) -> None:
+    rope = {"rope_theta": 1e4, **rope}
+    with pytest.raises(ValueError, match=message):
+        FeatureHeadConfig(head_dim=16, positions="mrope", rope_parameters=rope)
