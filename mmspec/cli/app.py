@@ -291,6 +291,13 @@ def bench_serve(
     concurrency: Annotated[
         list[int] | None, typer.Option(min=1, max=4096, help="Clients at once; repeatable.")
     ] = None,
+    rate_hz: Annotated[
+        list[float] | None,
+        typer.Option("--rate", min=1e-3, help="Requests a second at random times; repeatable."),
+    ] = None,
+    ragged: Annotated[
+        bool, typer.Option("--ragged", help="Outputs of different lengths, without an early end.")
+    ] = False,
 ) -> None:
     """Many requests at once: tokens per second and latency of the engine and its baselines."""
 

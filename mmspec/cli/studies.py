@@ -361,6 +361,8 @@ def measure_serving(
     prompt: list[str] | None,
     prompts: int,
     concurrency: list[int] | None,
+    rate_hz: list[float] | None,
+    ragged: bool,
 ) -> None:
     """An engine beside one request at a time, static batches, and `generate_batch`."""
     loaded = load(options, select(options))
@@ -372,7 +374,9 @@ def measure_serving(
             work.timed,
             batched.timed,
             model=loaded.selection.model,
-            concurrencies=concurrency or serving_study.CONCURRENCIES,
+            concurrencies=concurrency or (() if rate_hz else serving_study.CONCURRENCIES),
+            rates_hz=rate_hz or (),
+            ragged=ragged,
             seed=options.seed,
             progress=report,
         )
@@ -381,17 +385,27 @@ def measure_serving(
         return
     rows = [
         (
-            one.concurrency,
+            one.concurrency if one.rate_hz is None else f"{one.rate_hz:g}/s",
             one.method,
             one.tokens_per_second,
             one.percentile(50),
             one.percentile(99),
+            one.first_token_percentile(50),
             one.rows_per_round,
             None if one.identical is None else format_percent(one.identical),
         )
         for one in found.points
     ]
-    titles = ("clients", "method", "tokens/s", "p50 s", "p99 s", "rows/round", "as alone")
+    titles = (
+        "clients",
+        "method",
+        "tokens/s",
+        "p50 s",
+        "p99 s",
+        "first p50 s",
+        "rows/round",
+        "as alone",
+    )
     heading = f"{found.model} with {found.recipe}, {found.requests} requests"
     print_table(rows, *titles, heading=heading)
     for method, reason in found.skipped.items():

@@ -2,16 +2,16 @@
 
 A fixed number of clients send a request each, and the next one when that has ended. The baselines
 run in a fixed order, so their latencies follow from measured times: one at a time, a client waits
-for those before it; in static batches, for its own batch and those before it.
+for those before it; in static batches, for its own batch and those before it. With ragged outputs
+or at random times, the baselines are servers as well (`mmspec.bench.studies.arrivals`).
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import quantiles
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
@@ -20,6 +20,14 @@ from torch import Tensor
 from mmspec import _hf
 from mmspec.accelerated import Accelerated
 from mmspec.bench.reporting import Progress, Report, describe_environment, silent
+from mmspec.bench.studies.arrivals import (
+    BatchServer,
+    Request,
+    Server,
+    make_ragged,
+    run_clients,
+    run_poisson,
+)
 from mmspec.errors import first_line
 from mmspec.serving.engine import Engine
 
@@ -31,7 +39,6 @@ ENGINE, ALONE, BATCHES, LIBRARY = (
     f"static batches of {STATIC}",
     "generate_batch",
 )
-Request = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -46,6 +53,9 @@ class LoadPoint:
     rows_per_round: float | None = None  # of the engine
     acceptance: float | None = None  # accepted draft tokens / drafted, of the engine
     identical: float | None = None  # share of requests whose tokens are those alone
+    rate_hz: float | None = None  # of requests at random times; `concurrency` is then of rows
+    first_tokens: tuple[float, ...] = field(default=(), repr=False)  # seconds, sorted
+    cpu_seconds: float | None = None  # of the process
 
     @property
     def tokens_per_second(self) -> float:
@@ -53,9 +63,11 @@ class LoadPoint:
 
     def percentile(self, percent: int) -> float:
         """Seconds that so many percent of the requests take at most."""
-        if len(self.latencies) == 1:
-            return self.latencies[0]
-        return quantiles(self.latencies, n=100, method="inclusive")[percent - 1]
+        return _percentile(self.latencies, percent)
+
+    def first_token_percentile(self, percent: int) -> float | None:
+        """The same until their first token, where that is known."""
+        return _percentile(self.first_tokens, percent) if self.first_tokens else None
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data."""
@@ -69,6 +81,10 @@ class LoadPoint:
             "rows_per_round": self.rows_per_round,
             "acceptance": self.acceptance,
             "identical": self.identical,
+            "rate_hz": self.rate_hz,
+            "first_token_p50_seconds": self.first_token_percentile(50),
+            "first_token_p99_seconds": self.first_token_percentile(99),
+            "cpu_seconds": self.cpu_seconds,
         }
 
 
@@ -102,26 +118,39 @@ def measure_serving(
     *,
     model: str,
     concurrencies: Sequence[int] = CONCURRENCIES,
+    rates_hz: Sequence[float] = (),
+    ragged: bool = False,
     seed: int = 0,
     progress: Progress = silent,
 ) -> ServingStudy:
     """Measure an engine and its baselines on the same requests.
 
     `requests` are arguments of `generate` of one row each, `batches` the same requests in static
-    batches of up to `STATIC`, in their order. Every method runs once before it is measured.
+    batches of up to `STATIC`, in their order. With `ragged` their outputs differ in length
+    (`arrivals.make_ragged`). `rates_hz` are requests per second of a Poisson process, to servers of
+    `STATIC` rows. Every method runs once before it is measured.
     """
+    if ragged:
+        requests = make_ragged(requests, seed)
     points, skipped = list[LoadPoint](), dict[str, str]()
     fast.generate(**requests[0], seed=seed)
     alone = [_time_call(fast, one, seed) for one in requests]
     outputs = [tokens for _, tokens in alone]
     fast.generate(**batches[0], seed=seed)
-    static = [_time_call(fast, one, seed) for one in batches]
+    static = [] if ragged else [_time_call(fast, one, seed) for one in batches]
     for done, concurrency in enumerate(concurrencies):
         progress("clients", done, len(concurrencies))
-        points.append(_measure_engine(fast, requests, outputs, concurrency, seed))
+        load = Load(requests, outputs, concurrency, None, seed)
+        points.append(_measure_engine(fast, load))
+        if ragged:
+            points += _measure_batches(fast, load)
+            continue
         points.append(_one_at_a_time(alone, concurrency))
         if concurrency >= STATIC:
             points.append(_in_batches(static, batches, concurrency))
+    for rate_hz in rates_hz:
+        load = Load(requests, outputs, STATIC, rate_hz, seed)
+        points += [_measure_engine(fast, load), *_measure_batches(fast, load)]
     try:
         points.append(_time_library(fast.model, requests))
     except Exception as error:  # it refuses models, kernels and inputs in many ways
@@ -169,54 +198,71 @@ def _count(timed: Sequence[tuple[float, list[list[int]]]]) -> int:
     return sum(len(row) for _, rows in timed for row in rows)
 
 
-def _measure_engine(
-    fast: Accelerated,
-    requests: Sequence[Request],
-    outputs: Sequence[list[list[int]]],
-    clients: int,
-    seed: int,
-) -> LoadPoint:
-    with Engine(fast, max_rows=clients, max_queue=len(requests)) as engine:
-        run_clients(engine, requests[: min(clients, 4)], clients, seed)  # not measured
+@dataclass(frozen=True)
+class Load:
+    """Requests of so many clients, or at a rate, and the tokens of each alone."""
+
+    requests: Sequence[Request]
+    outputs: Sequence[list[list[int]]]
+    concurrency: int
+    rate_hz: float | None
+    seed: int
+
+    def warm(self, server: Server) -> None:
+        """Run a few requests that are not measured."""
+        run_clients(server, self.requests[: min(self.concurrency, 4)], self.concurrency, self.seed)
+
+    def measure(self, method: str, server: Server) -> LoadPoint:
+        """Run all requests."""
+        start, used = perf_counter(), process_time()
+        if self.rate_hz is None:
+            found = run_clients(server, self.requests, self.concurrency, self.seed)
+        else:
+            found = run_poisson(server, self.requests, self.rate_hz, self.seed)
+        seconds, used = perf_counter() - start, process_time() - used
+        same = [one.tokens == own[0] for one, own in zip(found, self.outputs, strict=True)]
+        return LoadPoint(
+            method=method,
+            concurrency=self.concurrency,
+            tokens=sum(len(one.tokens) for one in found),
+            seconds=seconds,
+            latencies=tuple(sorted(one.seconds for one in found)),
+            identical=sum(same) / len(same),
+            rate_hz=self.rate_hz,
+            first_tokens=tuple(sorted(one.first_token_seconds for one in found)),
+            cpu_seconds=used,
+        )
+
+
+def _measure_engine(fast: Accelerated, load: Load) -> LoadPoint:
+    with Engine(fast, max_rows=load.concurrency, max_queue=len(load.requests)) as engine:
+        load.warm(engine)
         before = vars(engine.counters).copy()
-        start = perf_counter()
-        found = run_clients(engine, requests, clients, seed)
-        seconds = perf_counter() - start
+        point = load.measure(ENGINE, engine)
         now = {name: value - before[name] for name, value in vars(engine.counters).items()}
-    same = [one.tokens == own[0] for one, own in zip(found, outputs, strict=True)]
-    return LoadPoint(
-        method=ENGINE,
-        concurrency=clients,
-        tokens=sum(len(one.tokens) for one in found),
-        seconds=seconds,
-        latencies=tuple(sorted(one.seconds for one in found)),
+    return replace(
+        point,
         rows_per_round=now["row_rounds"] / max(now["rounds"], 1),
         acceptance=now["accepted"] / now["drafted"] if now["drafted"] else None,
-        identical=sum(same) / len(same),
     )
 
 
-def run_clients(
-    engine: Engine, requests: Sequence[Request], clients: int, seed: int
-) -> list[Any]:  # a `Completion` per request
-    """Let so many clients send requests, each one after the other; returns the completions."""
-    left, lock = list(enumerate(requests))[::-1], threading.Lock()
-    found: dict[int, Any] = {}
+def _measure_batches(fast: Accelerated, load: Load) -> list[LoadPoint]:
+    """The same load one at a time, and in static batches where there are enough clients."""
+    sizes = {ALONE: 1, BATCHES: STATIC}
+    points = []
+    for method, rows in sizes.items():
+        if rows <= load.concurrency:
+            with BatchServer(fast, rows) as server:
+                load.warm(server)
+                points.append(load.measure(method, server))
+    return points
 
-    def work() -> None:
-        while True:
-            with lock:
-                if not left:
-                    return
-                index, request = left.pop()
-            found[index] = engine.submit({**request, "seed": seed}).result()
 
-    threads = [threading.Thread(target=work) for _ in range(min(clients, len(requests)))]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return [found[index] for index in range(len(requests))]
+def _percentile(values: Sequence[float], percent: int) -> float:
+    if len(values) == 1:
+        return values[0]
+    return quantiles(values, n=100, method="inclusive")[percent - 1]
 
 
 def _time_library(model: Any, requests: Sequence[Request]) -> LoadPoint:
@@ -224,6 +270,8 @@ def _time_library(model: Any, requests: Sequence[Request]) -> LoadPoint:
 
     Raises ValueError for requests with media, and what transformers raises.
     """
+    if len({one["max_new_tokens"] for one in requests}) > 1:
+        raise ValueError("it takes one limit of new tokens, and these requests differ")
     others = {
         name
         for one in requests
