@@ -54,17 +54,29 @@ function addAcceptance() {
     const highest = Math.max(1, ...depths, ...accepted);
     charts.push(bandChart([["bar accepted", accepted], ["bar refused", rest]], highest, "Accepted and refused tokens of every round", (value) => number(value, 2)));
   }
+  // Per row, step and position: how often a draft reached it, and was accepted there, so far.
+  const counted = [];
+  for (let row = 0; row < data.batch; row++) {
+    const deepest = rounds.reduce((most, round) => round.rows[row].depths.reduce((one, two) => Math.max(one, two), most), 0);
+    const tried = new Array(deepest).fill(0), kept = new Array(deepest).fill(0);
+    let drafts = 0, accepted = 0;
+    counted.push(rounds.map((round) => {
+      const own = round.rows[row];
+      own.depths.forEach((depth, index) => { for (let at = 0; at < depth; at++) { tried[at]++; if (own.lengths[index] > at) kept[at]++; } });
+      drafts += own.lengths.length;
+      accepted += total(own.lengths);
+      return { tried: [...tried], kept: [...kept], drafts, accepted };
+    }));
+  }
   let shownRow = -1;
   onRound((last) => {
     if (shownRow !== state.row) section.querySelector("#by-round").replaceChildren(charts[(shownRow = state.row)]);
-    const lengths = [], depths = [];
-    for (const round of rounds.slice(0, last + 1)) { lengths.push(...round.rows[state.row].lengths); depths.push(...round.rows[state.row].depths); }
-    const deepest = depths.reduce((most, one) => Math.max(most, one), 0), step = Math.min(84, 880 / Math.max(deepest, 1));
+    const { tried, kept, drafts, accepted } = counted[state.row][last];
+    const deepest = tried.filter((one) => one).length, step = Math.min(84, 880 / Math.max(deepest, 1));
     const W = Math.max(70 + deepest * step, 200), svg = draw("svg", { viewBox: `0 0 ${W} 158`, width: W, role: "img" });
     const shares = [];
     for (let at = 0; at < deepest; at++) {
-      const tried = depths.filter((one) => one > at).length, kept = lengths.filter((one) => one > at).length;
-      const share = tried ? kept / tried : 0, high = 100 * share;
+      const high = (100 * kept[at]) / tried[at];
       shares.push(`position ${at + 1}: ${Math.round(high)} %`);
       svg.append(draw("rect", { class: "bar accepted", x: 52 + at * step, y: 120 - high, width: Math.max(step - 6, 1), height: Math.max(high, .5) }));
       if (step > 26) svg.append(draw("text", { x: 52 + at * step, y: 115 - high }, Math.round(high) + " %"));
@@ -74,8 +86,8 @@ function addAcceptance() {
       draw("text", { x: 44, y: 120, "text-anchor": "end" }, "0"), draw("text", { x: 48, y: 153, class: "faint" }, "position in the draft"));
     svg.setAttribute("aria-label", "Accepted at " + (shares.join(", ") || "no position yet"));
     place.replaceChildren(make("div", { style: "overflow-x:auto" }, svg));
-    const mean = lengths.length ? 1 + total(lengths) / lengths.length : 1;
-    sum.textContent = `Up to this round: ${lengths.length} rounds with a draft, ${total(lengths)} drafted tokens accepted, mean acceptance length ${number(mean)} (with the target's own token).`;
+    const mean = drafts ? 1 + accepted / drafts : 1;
+    sum.textContent = `Up to this round: ${drafts} rounds with a draft, ${accepted} drafted tokens accepted, mean acceptance length ${number(mean)} (with the target's own token).`;
   });
 }
 

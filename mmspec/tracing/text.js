@@ -13,17 +13,24 @@ function addText() {
     ? "Every word by how it came; the highlighted ones came in this round. A click goes to a word's round."
     : "Tokens by their ids (frames by their codes), by how they came; the highlighted ones came in this round.",
     legend, toggle, earlier, words);
-  const WINDOW = 1500;
+  const WINDOW = 600;
   let key = "", spans = [];
 
-  const struck = (row, round) => refusedOf(rounds[round].rows[row]).map((one) =>
-    make("div", {}, make("del", {}, shown(one.text)), " " + odds(one)));
+  // Drafted for the same position after the same text, and refused.
+  function refusedFor(row, token) {
+    const round = rounds[token.round], own = round.rows[row];
+    if (round.merged > 1 || token.place > own.path.length) return [];
+    const parent = token.place ? own.path[token.place - 1] : -1;
+    return refusedOf(own).filter((one) => one.parent === parent);
+  }
+  const struck = (row, token) => refusedFor(row, token).map((one) =>
+    make("div", {}, make("del", {}, shown(one.text)), " refused, " + odds(one)));
   function span(token, row) {
     const label = shown(token.text) + ", " + KINDS[token.kind];
     const made = make("span", { class: "word " + token.kind, "aria-label": label, tabindex: -1 }, token.text);
     made.addEventListener("click", () => showRound(token.round));
     addTip(made, () => [`round ${rounds[token.round].round}: ${KINDS[token.kind]}`,
-      ...(token.kind === "c" ? struck(row, token.round) : own(row, token))]);
+      ...own(row, token), ...struck(row, token)]);
     return made;
   }
   function own(row, token) {
@@ -36,8 +43,8 @@ function addText() {
     spans = [];
     const parts = [];
     for (const token of list.slice(first, first + WINDOW)) {
-      if (isInline && token.kind === "c") {
-        for (const one of refusedOf(rounds[token.round].rows[row])) parts.push(make("del", { "data-round": token.round }, shown(one.text)));
+      if (isInline) {
+        for (const one of refusedFor(row, token)) parts.push(make("del", { "data-round": token.round }, shown(one.text)));
       }
       const made = span(token, row);
       spans.push([token.round, made]);

@@ -115,7 +115,7 @@ class Trace:
             for row, new in enumerate(round_["rows"]):
                 counts[row] += len(new["tokens"])
             clock.append([round_digits(seconds), *counts])
-            ends[round_["part"]] = clock[-1][0]
+            ends[round_["part"]] = round(seconds, 6)
         is_same = plain.list_tokens() == self.list_tokens()
         measured = {
             "clock": clock,

@@ -39,7 +39,7 @@ class StateDecoder:
 
     def decode(self, states: Tensor) -> list[Image.Image] | None:  # (B, *E)
         """Images of the states; None for pipelines of other outputs."""
-        own = {"generator": torch.Generator().manual_seed(0)}
+        own: dict[str, Any] = {"generator": torch.Generator().manual_seed(0)}
         own |= {name: value for name, value in RETURNS.items() if name in self.arguments}
         with torch.random.fork_rng(range(torch.cuda.device_count())):
             output = run_pipeline(
