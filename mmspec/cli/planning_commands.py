@@ -1,4 +1,4 @@
-"""`mmspec bench plan | simulate | calibrate`: their options; nothing here imports torch."""
+"""`mmspec bench plan | simulate | calibrate | ray`: their options; nothing here imports torch."""
 
 from __future__ import annotations
 
@@ -84,3 +84,17 @@ def calibrate(
 ) -> None:
     """Fit the cost model to forwards on this processor, and check it on others."""
     run_function("mmspec.cli.planning:calibrate", repeats, threads, json)
+
+
+def measure_workers(
+    model: Annotated[str, typer.Option(help="A folder, a hub name or zoo:NAME.")] = "zoo:llava",
+    recipe: Annotated[str, typer.Option(help="One of `mmspec recipes`.")] = "coupled",
+    drafter: Annotated[str | None, typer.Option(help="Draft model, if the recipe has one.")] = (
+        "zoo:llava-drafter"
+    ),
+    workers: Annotated[list[int] | None, typer.Option(min=1, help="How many; repeatable.")] = None,
+    prompts: Annotated[int, typer.Option(min=8, max=100_000, help="Of each worker.")] = 64,
+    json: Json = False,
+) -> None:
+    """Measure several workers over one, by Ray Data and by Ray Serve; needs the extra `ray`."""
+    run_function("mmspec.cli.workers:run", model, recipe, drafter, workers or [1, 2], prompts, json)

@@ -174,8 +174,9 @@ def build_application(
             "replicas need Ray Serve; install it with pip install 'mmspec[ray,serve]'"
         ) from None
     files = {name: digest_files(name) for name in dict.fromkeys(models)}
+    deployment: Any = serve.deployment
     common = {"graceful_shutdown_timeout_s": replicas.timeout_s, "health_check_period_s": 5}
-    replica = serve.deployment(
+    replica = deployment(
         Replica,
         name="Replica",
         num_replicas=replicas.count,
@@ -185,7 +186,7 @@ def build_application(
         ray_actor_options=dict(replicas.resources),
         **common,
     )
-    router = serve.deployment(
+    router = deployment(
         Router,
         name="Router",
         max_ongoing_requests=replicas.count * replicas.max_requests + replicas.max_queue + 256,
@@ -204,23 +205,25 @@ def run(application: Any, replicas: Replicas, host: str, port: int, name: str = 
     import ray
     from ray import serve
 
-    is_own = not ray.is_initialized() and "RAY_ADDRESS" not in os.environ
-    if not ray.is_initialized():
-        ray.init(include_dashboard=False)
-    check_resources(replicas, ray.cluster_resources())
-    serve.start(http_options={"host": host, "port": port})
+    cluster: Any = ray
+    server: Any = serve
+    is_own = not cluster.is_initialized() and "RAY_ADDRESS" not in os.environ
+    if not cluster.is_initialized():
+        cluster.init(include_dashboard=False)
+    check_resources(replicas, cluster.cluster_resources())
+    server.start(http_options={"host": host, "port": port})
     try:
-        serve.run(application, name=name)
+        server.run(application, name=name)
         with suppress(KeyboardInterrupt):
             while True:
                 sleep(3600)
     except RuntimeError as error:  # its replicas did not start
         raise ValueError(f"the application was not deployed: {error}") from error
     finally:
-        serve.delete(name)
+        server.delete(name)
         if is_own:
-            serve.shutdown()
-            ray.shutdown()
+            server.shutdown()
+            cluster.shutdown()
 
 
 def check_resources(replicas: Replicas, available: Mapping[str, float]) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 from mmspec.errors import check_number
 
@@ -25,7 +25,7 @@ class Scheduled(Protocol):
     def slots(self) -> int:
         """Slots of the cache that it may fill."""
 
-    def __lt__(self, other: object, /) -> bool: ...
+    def __lt__(self, other: Any, /) -> bool: ...
 
 
 T = TypeVar("T", bound=Scheduled)

@@ -67,7 +67,7 @@ class Device:
 # Shares and latencies of the accelerators are assumptions, not measurements: none was there. Layers
 # without launch overhead assume captured graphs. The seconds of the host are those of an `Engine`
 # on a cloud CPU, with a model of four narrow layers.
-HOST = {"round_seconds": 800 * MICROSECOND, "row_seconds": 60 * MICROSECOND}
+ROUND_SECONDS, ROW_SECONDS = 800 * MICROSECOND, 60 * MICROSECOND
 H100 = Device(
     "h100",
     flops=989e12,
@@ -76,7 +76,8 @@ H100 = Device(
     compute_share=0.6,
     memory_share=0.75,
     layer_seconds=20 * MICROSECOND,
-    **HOST,
+    round_seconds=ROUND_SECONDS,
+    row_seconds=ROW_SECONDS,
     link_bandwidth=450e9,
     link_seconds=3 * MICROSECOND,
     node_bandwidth=50e9,
@@ -92,7 +93,8 @@ A100 = Device(
     compute_share=0.7,
     memory_share=0.75,
     layer_seconds=20 * MICROSECOND,
-    **HOST,
+    round_seconds=ROUND_SECONDS,
+    row_seconds=ROW_SECONDS,
     link_bandwidth=300e9,
     link_seconds=3 * MICROSECOND,
     node_bandwidth=25e9,

@@ -66,8 +66,8 @@ def make_plan(
     for name, values in (("devices", devices), ("context", contexts)):
         for value in values:
             check_number(name, value, 1, whole=True, example=8)
-    for value in acceptances:
-        check_number("acceptance", value, 0, 1, example=0.8)
+    for rate in acceptances:
+        check_number("acceptance", rate, 0, 1, example=0.8)
     check_number("output", output, 1, whole=True, example=256)
     points, skipped = list[Point](), list[str]()
     for count in devices:

@@ -9,7 +9,7 @@ simulated.
 from __future__ import annotations
 
 import random
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from statistics import fmean, quantiles
@@ -99,8 +99,8 @@ class Simulation:
     seed: int = 0
     now: float = 0.0
     busy: float = 0.0
-    spent: Counter[str] = field(default_factory=Counter)  # seconds by part of a turn
-    waits: Counter[str] = field(default_factory=Counter)  # seconds by the limit that held
+    spent: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by part of a turn
+    waits: dict[str, float] = field(default_factory=lambda: defaultdict(float))  # by the limit
     rounds: int = 0
     row_rounds: int = 0
     refused: int = 0
