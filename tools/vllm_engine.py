@@ -40,7 +40,8 @@ class Job(TypedDict):
     head: str | None
     length: int  # drafted tokens
     max_tokens: int
-    is_mended: NotRequired[bool]  # see `address_slots_by_index`
+    method: NotRequired[str]  # of the head in vLLM; default: eagle3
+    is_mended: NotRequired[bool]  # see `address_slots_by_index` and `norm_keys_by_layer`
     requests: list[Request]
 
 
@@ -77,12 +78,14 @@ def serve(job: Job) -> Result:
     with ExitStack() as stack:
         if job.get("is_mended"):
             stack.enter_context(address_slots_by_index())
+            stack.enter_context(norm_keys_by_layer())
         stack.callback(cleanup_dist_env_and_memory)
         return _serve(vllm, job)
 
 
 def _serve(vllm: Any, job: Job) -> Result:
-    head = {"method": "eagle3", "model": job["head"], "num_speculative_tokens": job["length"]}
+    method = job.get("method", "eagle3")
+    head = {"method": method, "model": job["head"], "num_speculative_tokens": job["length"]}
     engine = vllm.LLM(
         model=job["model"],
         speculative_config=head if job["head"] else None,
@@ -152,6 +155,31 @@ def address_slots_by_index() -> Iterator[None]:
         yield
     finally:
         proposer.eagle_step_update_slot_mapping_and_metadata = update
+
+
+@contextmanager
+def norm_keys_by_layer() -> Iterator[None]:
+    """Norm the keys of a DFlash context by the weights of their own layer.
+
+    vLLM 0.32 gives one kernel the weights of all layers, and that of the CPU reads those of the
+    first one only.
+    """
+    from vllm import _custom_ops as ops
+    from vllm.model_executor.models.qwen3_dflash import DFlashQwen3Model as Model
+
+    whole = Model._normalize_context_k
+
+    def norm(self: Any, keys: Any) -> Any:  # (layers, n, heads, width)
+        found = keys.new_empty(keys.shape)
+        for own, given, weight in zip(found, keys, self._k_norm_weights, strict=True):
+            ops.rms_norm(own, given, weight, self._rms_norm_eps)
+        return found
+
+    Model._normalize_context_k = norm
+    try:
+        yield
+    finally:
+        Model._normalize_context_k = whole
 
 
 if __name__ == "__main__":

@@ -27,6 +27,7 @@ from PIL import Image
 import mmspec
 from mmspec import cli, formats, zoo
 from mmspec.formats.targets import export_target
+from mmspec.models.heads.dflash import DFlashHead
 from mmspec.models.heads.eagle3 import Eagle3Head, load_eagle3_head
 from mmspec.zoo import language
 from tools import vllm_engine
@@ -34,11 +35,20 @@ from tools import vllm_engine
 ENGINE = Path(vllm_engine.__file__)
 LENGTH, MAX_TOKENS, REQUESTS = 5, 96, 16
 TEXT, PROMPT = "llava-text-drafter", "<bos>user : describe the picture assistant :"
-TRAINING = (  # of the text model's head: half a minute of one core
-    *("--muon", "--rate", "2e-3", "--batch", "16", "--steps", "80", "--every", "80"),
-    *("--held-out", "16", "--max-new-tokens", "64", "--set", "intermediate_size=256"),
-    *("--set", "num_taps=1", "--set", "tapped_layers=[0]"),  # of one layer; its output is normed
+TRAINING = (  # of a head that is not given: half a minute of one core, twice that for images
+    *("--muon", "--rate", "2e-3", "--batch", "16", "--held-out", "16", "--max-new-tokens", "64"),
 )
+OWN_TRAINING = {
+    "eagle-3": (  # the target has one layer, whose output is normed
+        *("--steps", "80", "--every", "80", "--set", "intermediate_size=256"),
+        *("--set", "num_taps=1", "--set", "tapped_layers=[0]"),
+    ),
+    "dflash": (  # blocks of the newest token and `LENGTH` masks, as vLLM reads them
+        *("--steps", "120", "--every", "120", "--set", "num_hidden_layers=2"),
+        *("--set", f"block_size={LENGTH + 1}"),
+    ),
+}
+FORMATS = {"eagle-3": ("vllm", "eagle3"), "dflash": ("dflash", "dflash")}  # and vLLM's method
 
 
 @dataclass(frozen=True)
@@ -46,18 +56,26 @@ class Case:
     """A target of the zoo and its head, of the zoo or a folder; None = one is trained first."""
 
     target: str
+    recipe: str = "eagle-3"
     head: str | None = None
     positions: str = "keep"
     has_cut_vocabulary: bool = False
-    is_mended: bool = False  # see `vllm_engine.address_slots_by_index`
+    is_mended: bool = False  # see `vllm_engine.Job`
+
+    @property
+    def reads_images(self) -> bool:
+        return self.target != TEXT
 
 
-_QWEN = Case("qwen2.5-vl", "qwen2.5-vl-eagle3", positions="mrope")
+_QWEN = Case("qwen2.5-vl", head="qwen2.5-vl-eagle3", positions="mrope")
+_DFLASH = Case("llava", recipe="dflash")
 CASES = {
     "text": Case(TEXT, has_cut_vocabulary=True),
-    "llava": Case("llava", "llava-eagle3"),
+    "llava": Case("llava", head="llava-eagle3"),
     "qwen2.5-vl": _QWEN,
     "qwen2.5-vl, slots mended": replace(_QWEN, is_mended=True),
+    "llava, dflash": _DFLASH,
+    "llava, dflash, keys mended": replace(_DFLASH, is_mended=True),
 }
 
 
@@ -135,42 +153,53 @@ def _prepare(case: Case, folder: Path, count: int) -> Run:
         length=LENGTH,
         max_tokens=MAX_TOKENS,
         requests=requests,
+        method=FORMATS[case.recipe][1],
         is_mended=case.is_mended,
     )
-    fast = mmspec.accelerate(model, "eagle-3", drafter=served, length=LENGTH)
+    fast = mmspec.accelerate(model, case.recipe, drafter=served, length=LENGTH)
     return Run(job, [_decode(case, fast, one) for one in requests])
 
 
-def _export(case: Case, folder: Path) -> tuple[Any, Eagle3Head]:
+def _export(case: Case, folder: Path) -> tuple[Any, Any]:
     """Write target and head for vLLM; return both, in float32."""
     model, source = zoo.load(case.target).float(), zoo.path(case.target)
-    own: Any
+    layout, _ = FORMATS[case.recipe]
     if case.head is None:
-        head = _train_text_head(folder)
+        trained = _train_head(case, folder)
     else:
-        head = Path(case.head) if Path(case.head).is_dir() else zoo.path(case.head)
-    own = load_eagle3_head(head, torch.float32)
+        trained = Path(case.head) if Path(case.head).is_dir() else zoo.path(case.head)
+    own: Any = _as_engines_read(case, model, trained) if case.recipe == "eagle-3" else None
+    own = DFlashHead.from_pretrained(trained).float() if own is None else own
+    export_target("vllm", source, folder / "target")
+    formats.export(layout, own, folder / "head")
+    return model, load_again(layout, folder / "head")
+
+
+def _as_engines_read(case: Case, model: Any, trained: Path) -> Eagle3Head:
+    own: Any = load_eagle3_head(trained, torch.float32)
     own.config.visual_slots = "placeholder"
     if case.positions == "mrope" and own.config.positions != "mrope":
         own.config.positions = "mrope"
         rope = model.config.get_text_config().rope_parameters
         own.config.rope_parameters |= {"mrope_section": rope["mrope_section"]}
-    if case.has_cut_vocabulary:
-        own = _cut_vocabulary(own)
-    export_target("vllm", source, folder / "target")
-    formats.export("vllm", own, folder / "head")
-    return model, load_again(folder / "head")
+    return _cut_vocabulary(own) if case.has_cut_vocabulary else own
 
 
-def _train_text_head(folder: Path) -> Path:
-    """Train a head on the text model's continuations of captions."""
-    examples = language.examples(256, "train", 1, "caption", size=16)
-    rows = [{"prompt": f"assistant : {_begin(one, at)}"} for at, one in enumerate(examples)]
-    file, out = folder / "rows.jsonl", folder / "trained"
+def _train_head(case: Case, folder: Path) -> Path:
+    """Train a head on captions; of the text model, on continuations of them."""
+    examples = language.examples(160 if case.reads_images else 256, "train", 1, "caption", size=16)
+    rows, file, out = [], folder / "rows.jsonl", folder / "trained"
+    for at, one in enumerate(examples):
+        if case.reads_images:
+            one.image.save(folder / f"train-{at}.png")
+            rows.append({"prompt": one.prompt, "image": f"train-{at}.png"})
+        else:
+            rows.append({"prompt": f"assistant : {_begin(one, at)}"})
     file.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
-    given = ("--target", f"zoo:{TEXT}", "--data", str(file), "--out", str(out))
+    given = ["--target", f"zoo:{case.target}", "--data", str(file), "--out", str(out)]
+    given += ["--cache", str(folder / "cache"), *TRAINING, *OWN_TRAINING[case.recipe]]
     with redirect_stdout(StringIO()):
-        code = cli.main(["train", "eagle-3", *given, *TRAINING, "--json"])
+        code = cli.main(["train", case.recipe, *given, "--json"])
     assert code == 0, "the head could not be trained"
     return out
 
@@ -180,11 +209,10 @@ def _begin(example: language.Example, at: int) -> str:
     return " ".join(example.answer.split()[: 4 + at % 9])
 
 
-def load_again(folder: Path) -> Eagle3Head:
+def load_again(layout: str, folder: Path) -> Any:
     """The head as this package reads the exported folder."""
-    head: Any = formats.convert("vllm", [folder])
-    loaded: Eagle3Head = head.float()
-    return loaded
+    head: Any = formats.convert(layout, [folder])
+    return head.float()
 
 
 def _cut_vocabulary(head: Eagle3Head) -> Eagle3Head:
@@ -206,7 +234,7 @@ def _requests(case: Case, folder: Path, count: int) -> list[vllm_engine.Request]
     """Captions of held-out scenes; for the text model beginnings of captions."""
     found: list[vllm_engine.Request] = []
     for at, one in enumerate(language.examples(count, "held-out", 0, "caption")):
-        if case.head is None:
+        if not case.reads_images:
             found.append({"prompt": f"{PROMPT} {_begin(one, at)}", "image": None})
             continue
         file = folder / f"{at}.png"
@@ -276,7 +304,9 @@ def main() -> None:
     names, heads = given.cases or list(CASES), dict(one.split("=", 1) for one in given.head)
     with tempfile.TemporaryDirectory() as folder:
         cases = [CASES[name] for name in names]
-        cases = [replace(one, head=heads.get(one.target, one.head)) for one in cases]
+        cases = [
+            replace(one, head=heads.get(one.target, one.head)) if one.head else one for one in cases
+        ]
         reports = prove(cases, given.python, Path(folder), given.requests)
     for name, report in zip(names, reports, strict=True):
         _print(name, report)

@@ -17,7 +17,10 @@ from tools import vllm_engine
 from tools.vllm_proof import CASES, LENGTH, Report, compare, prove
 
 PYTHON = os.environ.get("MMSPEC_VLLM_PYTHON")
-BROKEN = "qwen2.5-vl"  # by an error of vLLM, see `tools.vllm_engine.address_slots_by_index`
+BROKEN = {  # by errors of vLLM, and mended: see `tools.vllm_engine.Job`
+    "qwen2.5-vl": "qwen2.5-vl, slots mended",
+    "llava, dflash": "llava, dflash, keys mended",
+}
 slow = [
     pytest.mark.slow,
     pytest.mark.timeout(3600),
@@ -41,7 +44,7 @@ class TestEngine:
         assert found.requests >= 16
         assert found.identical == found.identical_batch == found.identical_here == found.requests
 
-    @pytest.mark.parametrize("case", [name for name in CASES if name != BROKEN])
+    @pytest.mark.parametrize("case", [name for name in CASES if name not in BROKEN])
     def test_the_same_drafts_are_accepted(self, case: str, reports: dict[str, Report]) -> None:
         """Draft for draft, but for ties that another kernel breaks; so also per position.
 
@@ -55,12 +58,12 @@ class TestEngine:
         assert all(-1 <= there - here <= found.requests for there, here in pairs)
         assert sum(found.accepted_there) > found.drafts[0]  # the head drafts well
 
-    def test_without_the_repair_positions_after_an_image_are_worse(
-        self, reports: dict[str, Report]
-    ) -> None:
-        """Where this fails, vLLM has mended its slots: drop the repair here and in the guide."""
-        broken, mended = reports[BROKEN], reports["qwen2.5-vl, slots mended"]
-        assert broken.drafts[0] > mended.drafts[0] == mended.drafts[1]
+    @pytest.mark.parametrize("case", BROKEN)
+    def test_without_the_repair_drafts_differ(self, case: str, reports: dict[str, Report]) -> None:
+        """Where this fails, vLLM has mended its error: drop the repair here and in the guide."""
+        broken, mended = reports[case], reports[BROKEN[case]]
+        assert broken.same_drafts < 0.97 * broken.compared
+        assert mended.drafts[0] == mended.drafts[1]
 
 
 def result(steps: list[int], **changes: object) -> vllm_engine.Result:
