@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
@@ -55,14 +56,36 @@ class Timings(dict[int, tuple[float, ...]]):
         return max(anchor + slope * (size - start), 0.1 * first, 1e-9)
 
 
+class BatchTimings(dict[int, Timings]):
+    """Timings by number of rows, which changes between rounds where requests join and leave."""
+
+    def at(self, batch: int) -> Timings:
+        """Timings of so many rows.
+
+        Lengths that were not timed with them are estimated from the nearest number of rows, scaled
+        by the lengths that both have: a forward over more rows costs more at every length.
+        """
+        own = self.get(batch, Timings())
+        others = [one for one in self if one != batch]
+        if not others:
+            return own
+        near = self[min(others, key=lambda one: abs(math.log(one / batch)))]
+        ratios = [own.cost(size) / near.cost(size) for size in own]
+        scale = median_low(ratios) if ratios else 1.0
+        made = Timings(own)
+        for size in near.keys() - own.keys():
+            made[size] = tuple(seconds * scale for seconds in near[size])
+        return made
+
+
 @dataclass
 class Goodput:
     """The statistics of `Auto`: acceptance per position and seconds per round of each length."""
 
     num_tested: list[float]
     num_accepted: list[float]
-    seconds: Timings = field(default_factory=Timings)  # by draft length
-    batch: int = 0
+    timed: BatchTimings = field(default_factory=BatchTimings)  # by rows and draft length
+    batch: int = 0  # rows of the last round
     rounds: int = 0
     drafted_rounds: int = 0  # rounds with a draft
     next: int = _START
@@ -71,14 +94,20 @@ class Goodput:
     ends_at: int = 0  # round at which the pause or the probe ends
     pauses: int = 0  # how often speculation was paused
     plain_rounds: int = 0  # rounds decoded without a draft during pauses
+    paused_batch: int = 0  # rows when speculation was paused
+
+    @property
+    def seconds(self) -> Timings:
+        """Seconds by draft length, with the rows of the last round."""
+        return self.timed.at(self.batch)
 
     def copy(self) -> Goodput:
-        seconds = Timings(self.seconds)
+        timed = BatchTimings({rows: Timings(one) for rows, one in self.timed.items()})
         return replace(
             self,
             num_tested=list(self.num_tested),
             num_accepted=list(self.num_accepted),
-            seconds=seconds,
+            timed=timed,
         )
 
     def rates(self) -> list[float]:
@@ -99,10 +128,10 @@ class Goodput:
 
     def speeds(self, max_length: int) -> list[float]:
         """Expected tokens per second and row, up to two beyond the measured lengths."""
-        top = min(max_length, max(self.seconds) + 2)
+        seconds = self.seconds
+        top = min(max_length, max(seconds) + 2)
         return [
-            tokens / self.seconds.cost(length)
-            for length, tokens in enumerate(self.tokens()[: top + 1])
+            tokens / seconds.cost(length) for length, tokens in enumerate(self.tokens()[: top + 1])
         ]
 
 
@@ -131,19 +160,18 @@ class Auto(Length):
 
     def observe(self, state: Goodput, round_: Round) -> Goodput:
         self._measure(state, round_)
-        if state.seconds:
+        if state.timed:
             state.next = self._choose(state)
         self.statistics = state
         return state
 
     def _measure(self, state: Goodput, round_: Round) -> None:
-        if state.batch != len(round_.drafted):  # timings hold for one batch size
-            state.seconds, state.batch = Timings(), len(round_.drafted)
+        state.batch = len(round_.drafted)
         state.rounds += 1
         spent = sum(seconds for part, seconds in round_.seconds.items() if part != "prefill")
         depth = min(round_.depth, self.max_length)
         if spent > 0:
-            state.seconds.add(depth, spent)
+            state.timed.setdefault(state.batch, Timings()).add(depth, spent)
         counts = acceptance_counts(round_)
         state.drafted_rounds += bool(counts)
         for place in range(self.max_length):
@@ -158,7 +186,8 @@ class Auto(Length):
                 state.num_accepted[place] = _DECAY * state.num_accepted[place] + num_accepted
 
     def _choose(self, state: Goodput) -> int:
-        if state.is_paused and state.rounds < state.ends_at:
+        is_smaller = 2 * state.batch <= state.paused_batch  # drafts cost less per token then
+        if state.is_paused and state.rounds < state.ends_at and not is_smaller:
             state.plain_rounds += 1
             return 0
         speeds = state.speeds(self.max_length)
@@ -193,6 +222,7 @@ class Auto(Length):
         state.pauses += 1
         state.plain_rounds += 1
         state.is_paused, state.ends_at = True, state.rounds + state.pause_rounds
+        state.paused_batch = state.batch
         state.pause_rounds = min(2 * state.pause_rounds, _PAUSE[1])
         for place, num_tested in enumerate(state.num_tested):
             share = min(1.0, 2 / num_tested) if num_tested else 0.0

@@ -231,6 +231,44 @@ def test_auto_measures_anew_for_another_batch_size() -> None:
     assert chosen[-1] > 3
 
 
+def test_auto_follows_rows_that_join_and_leave() -> None:
+    """The number of rows changes between rounds; more of them want shorter drafts."""
+    share, length = 0.8, Auto()
+    generator = torch.Generator().manual_seed(1)
+
+    def cost(rows: int, depth: int) -> float:
+        return 1e-2 + 5e-4 * depth + 2e-4 * rows * (depth + 1) * (rows > 4)
+
+    def speed(rows: int, depth: int) -> float:
+        return sum(share**i for i in range(depth + 1)) / cost(rows, depth)
+
+    state, rows, gained = length.begin(), 1, list[float]()
+    chosen: dict[int, list[int]] = {rows: [] for rows in (1, 32)}
+    for index in range(1500):
+        step = int(torch.randint(-4, 5, (), generator=generator))
+        rows = min(max(rows + step, 1), 32)
+        depth = length.budget(state, context([1], room=10**6))
+        hits = torch.rand(rows, depth, generator=generator) < share
+        accepted = tuple(int(row.int().cumprod(0).sum()) if depth else 0 for row in hits)
+        state = length.observe(state, turn(accepted, depth, {"verify": cost(rows, depth)}))
+        if index > 300:
+            gained.append(speed(rows, depth) / max(speed(rows, k) for k in range(9)))
+            chosen.get(rows, []).append(depth)
+    assert sum(gained) / len(gained) > 0.9
+    mean = {rows: sum(of) / len(of) for rows, of in chosen.items()}
+    assert mean[1] > mean[32] + 1
+
+
+def test_a_pause_ends_where_far_fewer_rows_run() -> None:
+    length = Auto()
+    run(length, 60, world(0.3, draft=1e-3, verify=1e-2, slope=1e-2, rows=16))
+    assert length.statistics.is_paused
+    state = length.statistics
+    state.ends_at = state.rounds + 1000
+    run(length, 10, world(0.3, draft=1e-4, verify=1e-2, rows=4))
+    assert not length.statistics.is_paused
+
+
 def test_seconds_of_a_length_are_the_usual_ones() -> None:
     """Without the prefill and without outliers; old ones are dropped."""
     length = Auto()
