@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -13,6 +15,7 @@ from torch import Tensor
 from mmspec.distributions.categorical import as_categorical
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import max_useful_length
+from mmspec.drafters.lookup.candidate_memory import CandidateMemory
 from mmspec.drafters.shapes import StaticTree
 from mmspec.recipe import Kit
 from mmspec.targets.tokens.context import Context
@@ -41,25 +44,30 @@ class TokenRecycling(Drafter):
 
     All rows of a batch share the table, which is empty at the start of a request. Without `fresh`
     later requests go on filling it, as in the authors' code: outputs that repeat each other gain
-    most. The table decides what is drafted, never what is output: greedy and coupled tokens are the
-    same with any table. Rejection sampling keeps the distribution too, but its draws depend on the
-    draft; there a seed reproduces its tokens only with `fresh`.
+    most. A `memory` is the same as an object, which is saved, cleared and shared by threads. The
+    table decides what is drafted, never what is output: greedy and coupled tokens are the same with
+    any table. Rejection sampling keeps the distribution too, but its draws depend on the draft;
+    there a seed reproduces its tokens only with `fresh`.
     """
 
     kinds: tuple[Kind, ...] = (Kind.DET,)
     uses_trees: bool = True
 
-    def __init__(self, tree: Tree = TREE, fresh: bool = True) -> None:
+    def __init__(
+        self, tree: Tree = TREE, fresh: bool = True, memory: CandidateMemory | None = None
+    ) -> None:
         if tree.width > WIDTH:
             raise ValueError(
                 f"the tree has a node with {tree.width} children, but {WIDTH} candidates are "
                 "stored per token; give a narrower tree"
             )
-        self.tree, self.fresh = tree, fresh
+        self.tree, self.fresh, self.memory = tree, fresh, memory
         self.tables: dict[tuple[int, torch.device], Tensor] = {}  # by vocabulary and device
 
     def begin(self, context: Context) -> RecyclingState:
         key = (context.vocabulary, context.device)
+        if self.memory is not None:
+            return RecyclingState(self.memory.table(blank(*key)))
         if self.fresh or key not in self.tables:
             self.tables[key] = blank(*key)
         return RecyclingState(self.tables[key])
@@ -84,7 +92,8 @@ class TokenRecycling(Drafter):
         running = torch.tensor([[bool(row)] for row in round_.tokens], device=state.last.device)
         read = torch.cat((state.last, draft.tokens), 1)
         known = torch.cat((running, running & draft.mask), 1)
-        update_table(state.table, read, known, distribution.scores)
+        with nullcontext() if self.memory is None else self.memory.lock:
+            update_table(state.table, read, known, distribution.scores)
         return state
 
 
@@ -195,4 +204,12 @@ def token_recycling(kit: Kit) -> Drafter:
         raise ValueError(
             "token recycling fills a static tree; give tree= branching widths or a Tree"
         )
-    return TokenRecycling(kit.shape.tree, kit.options["fresh"])
+    memory = kit.options["memory"]
+    if isinstance(memory, str | Path):
+        memory = CandidateMemory.load(memory)
+    if memory is not None and not isinstance(memory, CandidateMemory):
+        raise ValueError(
+            f"memory is a {type(memory).__name__}; give a CandidateMemory of "
+            "mmspec.drafters.lookup.candidate_memory, or its file"
+        )
+    return TokenRecycling(kit.shape.tree, kit.options["fresh"], memory)
