@@ -102,6 +102,7 @@ class Modality:
     unsupported_options: tuple[str, ...] = ()  # options that none of its models honours
     unsupported_models: Mapping[str, str] = field(default_factory=dict)  # model types; the reasons
     command_call: str | None = None  # the call that commands make; default: the first
+    example_prompt: str = ""  # for its bundled models
     survey: str | None = None  # the module that measures every class of its library
     training_data: str | None = None  # the module that implements `TrainingData`
     placement: tuple[str, ...] = ()  # options of a `Placement` that its `load` honours

@@ -71,6 +71,16 @@ def generate(
     """Generate text, images, speech or actions, and report the speed-up."""
 
 
+@app.command("demo")
+def demo(
+    host: Annotated[str, typer.Option(help="Address to listen at.")] = "127.0.0.1",
+    port: Annotated[int, typer.Option(min=0, max=65535)] = 7860,
+    threads: Threads = None,
+) -> None:
+    """Try recipes in a browser, a trace beside every answer; needs the extra `demo`."""
+    run_function("mmspec.cli.demo:run", host, port, threads)
+
+
 @app.command("trace")
 def trace(
     file: Annotated[Path, typer.Argument(help="What `mmspec generate --trace FILE.jsonl` wrote.")],

@@ -29,6 +29,7 @@ MODALITY = Modality(
     name="diffusion",
     decodes="latents",
     recipe="accelerated-diffusion-carried",
+    example_prompt="a large red circle",
     settings=DiffusionSettings,
     package=__name__,
     owns=owns,

@@ -67,6 +67,7 @@ MODALITY = Modality(
     name="image",
     decodes="tokens",
     recipe="mc-sjd-gumbel",
+    example_prompt="a large red circle",
     settings=ImageSettings,
     package=__name__,
     owns=owns,

@@ -38,6 +38,7 @@ MODALITY = Modality(
     name="mar",
     decodes="patches",
     recipe="cspd-coupled",
+    example_prompt="red circle",
     settings=MarSettings,
     package=__name__,
     owns=owns,

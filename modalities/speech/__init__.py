@@ -148,6 +148,7 @@ MODALITIES = (
         recipe="prompt-lookup",
         recipe_with_drafter="coupled",
         parts_with_drafter={"length": 1},  # the fastest measured: docs/measurements/speech.md
+        example_prompt="a large red circle",
         settings=SpeechSettings,
         package=f"{__name__}.synthesis",
         owns=owns_codec_language_model,

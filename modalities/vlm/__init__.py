@@ -57,6 +57,7 @@ MODALITY = Modality(
     recipe="prompt-lookup",
     recipe_with_drafter="coupled",
     recipe_of_checkpoint="native-mtp",
+    example_prompt="describe the picture",
     settings=LanguageSettings,
     package=__name__,
     owns=owns,
