@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from importlib import import_module
 from typing import Any
 
 import torch
@@ -9,6 +10,11 @@ from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
 MAX_POOL_BYTES = 2**30
+CHECKED_BYTES = 2**28  # of keys and values, from which free memory of the host is looked up
+
+
+class BatchTooLarge(torch.OutOfMemoryError, ValueError):
+    """Keys and values of a batch exceed the memory of their device."""
 
 
 class SlotPlan:
@@ -130,12 +136,21 @@ class SlotLayer(CacheLayerMixin):
         return at is not None and bool(parts) and self.keys is parts[at]
 
     def _allocate_states(self, keys: Tensor, values: Tensor) -> None:
+        """Allocate buffers. Raises BatchTooLarge."""
         pool, at = self.plan.pool, self.pool_index
-        if at is not None and pool.allocate(keys, values, self.plan.capacity):
-            self.keys, self.values = pool.parts[at], pool.parts[at + 1]
-            self.is_initialized = True
-        else:
-            self.allocate(keys=keys, values=values)
+        if at == 0:
+            _check_host_memory(keys, values, pool.num_layers)
+        try:
+            if at is not None and pool.allocate(keys, values, self.plan.capacity):
+                self.keys, self.values = pool.parts[at], pool.parts[at + 1]
+                self.is_initialized = True
+            else:
+                self.allocate(keys=keys, values=values)
+        except torch.OutOfMemoryError as error:
+            free = _free_bytes(keys.device)
+            if free is None:
+                raise
+            raise _too_large(keys, values, pool.num_layers, self.plan.capacity, free) from error
 
     def _update_pooled(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         plan, pool, at = self.plan, self.plan.pool, self.pool_index
@@ -241,3 +256,44 @@ class StatefulSlotLayer(LinearAttentionLayer, SlotLayer):
     def __init__(self, plan: SlotPlan, window: int | None = None, states: int = 1) -> None:
         SlotLayer.__init__(self, plan, window)
         LinearAttentionLayer.__init__(self, number_of_states=states)
+
+
+def _check_host_memory(keys: Tensor, values: Tensor, layers: int) -> None:
+    """Refuse states (B, heads, q, width) of a prompt that the host cannot hold.
+
+    Its allocator gives memory that is not there, and the process is killed when it is written.
+    Raises BatchTooLarge.
+    """
+    size = layers * (keys.numel() + values.numel()) * keys.element_size()
+    if keys.device.type != "cpu" or size < CHECKED_BYTES:
+        return
+    free = _free_bytes(keys.device)
+    if free is not None and size > free:
+        raise _too_large(keys, values, layers, keys.shape[2], free)
+
+
+def _free_bytes(device: torch.device) -> int | None:
+    """Free memory of a device, that kept by torch's own allocator included."""
+    footprint = import_module("mmspec.models.footprint")  # by those who are short of memory
+    free: int | None = footprint.free_bytes(device)
+    if free is not None and device.type == "cuda":
+        free += torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+    return free
+
+
+def _too_large(keys: Tensor, values: Tensor, layers: int, slots: int, free: int) -> BatchTooLarge:
+    rows, heads, _, width = keys.shape
+    each = (
+        layers * slots * keys.element_size() * (heads * width + values.shape[1] * values.shape[3])
+    )
+    names = import_module("mmspec.models.footprint")
+    fits = free // each
+    advice = (
+        f"the largest batch that fits has {fits} rows; give fewer prompts at a time"
+        if fits
+        else "not even one row fits; give a shorter prompt or a smaller dtype"
+    )
+    return BatchTooLarge(
+        f"{rows} rows of {slots} slots need {names.format_bytes(rows * each)} for keys and values, "
+        f"and {keys.device} has {names.format_bytes(free)} free: {advice}"
+    )

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor
 from transformers import LlamaConfig
 
+import mmspec
 from mmspec.targets import slots
 from mmspec.targets.cache import SlotCache
+from tests import toys
 
 LAYERS, BATCH, HEADS, WIDTH = 3, 2, 2, 4
 
@@ -116,3 +118,35 @@ def test_a_cache_of_the_same_layers_has_a_pool_of_its_own() -> None:
     write(twins, 2, 1)
     compare((pooled, single), 2)
     assert not torch.equal(pooled.layers[0].keys, twins[0].layers[0].keys)
+
+
+def test_a_batch_beyond_memory_names_the_largest_that_fits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Before anything is written on a host, and where an accelerator finds no memory."""
+    fast = mmspec.accelerate(toys.model("llama"), "prompt-lookup")
+    inputs = {**toys.inputs("llama", batch=8), "do_sample": False, "max_new_tokens": 4}
+    config = fast.model.config
+    width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
+    row = 2 * config.num_hidden_layers * width * inputs["input_ids"].shape[1] * 4  # bytes
+    free = [3 * row + 1]
+    monkeypatch.setattr(slots, "CHECKED_BYTES", 0)
+    monkeypatch.setattr("mmspec.models.footprint.free_bytes", lambda _: free[0])
+    with pytest.raises(ValueError, match=r"8 rows of .* the largest batch that fits has 3 rows"):
+        fast.generate(**inputs)
+    first = {
+        name: value[:3] if isinstance(value, Tensor) else value for name, value in inputs.items()
+    }
+    assert len(fast.generate(**first).sequences) == 3
+    free[0] = row - 1
+    with pytest.raises(torch.OutOfMemoryError, match="not even one row fits"):
+        fast.generate(**inputs)
+
+    def fail(*_: Any) -> Any:
+        raise torch.OutOfMemoryError("no memory")
+
+    monkeypatch.setattr(slots, "CHECKED_BYTES", 2**40)
+    free[0] = 10**9
+    monkeypatch.setattr(slots.SlotPool, "allocate", fail)
+    with pytest.raises(slots.BatchTooLarge, match=r"8 rows of .* fits has [0-9]{3,} rows"):
+        fast.generate(**inputs)
