@@ -62,38 +62,57 @@ class Stats:
     compiled_forwards: int | None = None  # of target and draft model; None = not asked for
     compiled_graphs: int | None = None  # compiled for this request: 0 after the first ones
     not_compiled: str | None = None  # what ran eager, and why
+    compile: dict[str, str] | None = None  # the same by part: prompt, target, drafter, verifier
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return asdict(self)
 
 
+PROMPT, TARGET, DRAFTER, VERIFIER = PARTS = ("prompt", "target", "drafter", "verifier")
+
+
 @dataclass
 class CompileLog:
-    """What was compiled (`accelerate(compile=True)`); shared by the target and its draft model."""
+    """What was compiled (`accelerate(compile=True)`); shared by the parts of a round."""
 
     forwards: int = 0  # of this request, run as a compiled graph
     graphs: int = 0  # compiled for this request
-    reasons: dict[str, None] = field(default_factory=dict)  # why forwards run eager
+    reasons: dict[str, dict[str, None]] = field(default_factory=dict)  # by part: why it runs eager
+    runs: Counter[str] = field(default_factory=Counter)  # graphs run for this request, by part
 
     def start(self) -> None:
         """Count anew, for another request."""
         self.forwards = self.graphs = 0
+        self.runs.clear()
 
-    def refuse(self, name: str, reason: str) -> None:
-        """Note why the forwards of a model run eager, with one warning."""
+    def count(self, part: str, forwards: int = 1) -> None:
+        """Count a graph that was run, in place of so many forwards."""
+        self.runs[part] += 1
+        self.forwards += forwards
+
+    def refuse(self, name: str, reason: str, part: str) -> None:
+        """Note why something runs eager, with one warning."""
         line = f"{name} runs eager: {reason}"
-        if line not in self.reasons:
-            self.reasons[line] = None
+        known = self.reasons.setdefault(part, {})
+        if line not in known:
+            known[line] = None
             log.warning("compile=True: %s", line)
+
+    def describe(self, part: str) -> str:
+        """Whether a part ran compiled in this request, and why not."""
+        reasons = "; ".join(self.reasons.get(part, ()))
+        return ", ".join(filter(None, ("compiled" if self.runs[part] else "", reasons))) or "eager"
 
     def add_to(self, stats: Stats) -> Stats:
         """The statistics with what was counted."""
+        lines = [line for part in PARTS for line in self.reasons.get(part, ())]
         return replace(
             stats,
             compiled_forwards=self.forwards,
             compiled_graphs=self.graphs,
-            not_compiled="; ".join(self.reasons) or None,
+            not_compiled="; ".join(dict.fromkeys(lines)) or None,
+            compile={part: self.describe(part) for part in PARTS},
         )
 
 

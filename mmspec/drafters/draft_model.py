@@ -71,10 +71,11 @@ class DraftModel(ABC):
         """Return the state after a round."""
         return state
 
-    def compile_blocks(self, make_graphs: Callable[[Callable[[], Any]], Any]) -> bool:
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
         """Read by compiled graphs from now on; False where it cannot.
 
-        `make_graphs` makes `mmspec.targets.readers.compiled.BlockGraphs` of their function.
+        `make_graphs` makes `mmspec.targets.readers.compiled.BlockGraphs` of a function that makes
+        theirs, and one that lists the modules it runs.
         """
         return False
 

@@ -203,8 +203,8 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     option = parts.get("compile")
     if option is not None and option is not False:
         compiled = import_module("mmspec.targets.readers.compiled")  # by those who ask for it alone
-        features, backend = bound.target.required_features, compiled.parse_backend(option)
-        bound.compiled = compiled.compile_readers(backbone, reader, features, backend)
+        features = bound.target.required_features
+        bound.compiled = compiled.compile_readers(backbone, reader, features, option)
     return bound
 
 

@@ -191,10 +191,12 @@ class FeatureDraft(DraftModel):
     def width(self) -> int:
         return self.head.config.hidden_size
 
-    def compile_blocks(self, make_graphs: Callable[[Callable[[], Any]], Any]) -> bool:
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
         embed = self.head.embeddings or self.backbone.embed
         make_step = partial(make_compiled_step, self.head, embed)
-        object.__setattr__(self, "graphs", make_graphs(make_step))
+        embeddings = self.backbone.model.get_input_embeddings()
+        graphs = make_graphs(make_step, lambda: (self.head, embeddings))
+        object.__setattr__(self, "graphs", graphs)
         return True
 
     def _read(

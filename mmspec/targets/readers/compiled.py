@@ -17,21 +17,20 @@ import copy
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from mmspec.errors import first_line
-from mmspec.stats import CompileLog
+from mmspec.stats import DRAFTER, TARGET, CompileLog
 from mmspec.targets.fixed import BlockPlan, BufferStore, FixedCache, FixedSlots, pad
+from mmspec.targets.graphs import GraphSet, parse_backend
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.readers.backbone import FULL, SLIDING, Backbone
 from mmspec.targets.readers.hooks import wanted_layers
 from mmspec.targets.readers.reader import Reader, layer_list_name, without_layers
 from mmspec.targets.readers.rounding import rounding_margin, score_difference
 
-EAGER = "none"
 ROOM = 64  # slots for drafts beside the new tokens of a request
 MAX_RESERVED = 1024  # new tokens that a buffer is made for at once
 _HOOKS = (
@@ -40,40 +39,26 @@ _HOOKS = (
 )
 
 
-def parse_backend(option: bool | str) -> str:
-    """The backend of torch.compile that `compile=` asks for, if it is not False.
-
-    Raises ValueError for anything but True and a known name.
-    """
-    if option is True:
-        return "inductor"
-    known = sorted({"inductor", EAGER, *torch.compiler.list_backends(exclude_tags=())})
-    if option not in known:
-        raise ValueError(
-            f"compile={option!r} must be True, False or a backend of torch.compile; give one of "
-            f"{', '.join(known)}"
-        )
-    return option
-
-
-def compile_readers(target: Any, draft: Any, features: Iterable[str], backend: str) -> CompileLog:
+def compile_readers(
+    target: Any, draft: Any, features: Iterable[str], option: bool | str
+) -> CompileLog:
     """Let the reader of a target, and of its draft model, read blocks by compiled graphs.
 
     `draft` is a reader or a `mmspec.drafters.draft_model.DraftModel`, if there is one; `features`
-    are those that the target provides. What cannot be compiled is in the log.
+    are those that the target provides; `option` is the value of `compile=`. What cannot be compiled
+    is in the log. Raises ValueError for an option that is no backend.
     """
-    found = CompileLog()
+    found, backend = CompileLog(), parse_backend(option)
     recorded = sorted({one for layers in wanted_layers(features).values() for one in layers})
-    for reader, layers in ((target, recorded), (draft, ())):
+    for part, reader, layers in ((TARGET, target, recorded), (DRAFTER, draft, ())):
         name = type(reader if reader is None else vars(reader).get("model", reader)).__name__
+        graphs = partial(BlockGraphs, GraphSet(name, found, backend, part))
         if isinstance(reader, Backbone):
-            reader.compiled = CompiledBlocks(reader, found, layers, backend)
+            reader.compiled = CompiledBlocks(reader, graphs, layers)
         elif isinstance(reader, Reader):
-            found.refuse(name, "only the blocks of decoders without guidance are compiled")
-        elif reader is not None and not reader.compile_blocks(
-            partial(BlockGraphs, name, found, backend)
-        ):
-            found.refuse(name, "it reads no blocks after a cache of its own")
+            found.refuse(name, "only the blocks of decoders without guidance are compiled", part)
+        elif reader is not None and not reader.compile_blocks(graphs):
+            found.refuse(name, "it reads no blocks after a cache of its own", part)
     return found
 
 
@@ -82,24 +67,39 @@ class BlockGraphs:
 
     `make` returns a function of tokens (R, q), further inputs (R, q, ...), and depths, corner,
     columns, base, offsets and parts as `FixedSlots.place` gives them; its results are (R, q, ...).
-    `backend` is one of `torch.compile`, or `EAGER`: the same function without compiling it.
+    `modules` are those that it runs.
     """
 
-    def __init__(self, name: str, log: CompileLog, backend: str, make: Callable[[], Any]) -> None:
-        self.name, self.log, self.backend, self.make = name, log, backend, make
+    def __init__(
+        self, graphs: GraphSet, make: Callable[[], Any], modules: Callable[[], Iterable[nn.Module]]
+    ) -> None:
+        self.graphs, self.make, self.modules = graphs, make, modules
         self.store = BufferStore()
-        self.graphs: dict[tuple[int, bool, bool], Callable[..., Any]] = {}
-        self.is_refused = False
 
     def prepare(self, memory: Any, new_tokens: int, obstacle: str | None = None) -> None:
         """Move the memory of a prompt to fixed buffers, if its blocks can be read compiled."""
-        if self.is_refused:
+        if self.graphs.is_refused:
             return
         reason = obstacle or FixedSlots.find_obstacle(memory)
         if reason is not None:
-            self.log.refuse(self.name, reason)
+            self.graphs.note(reason)
         else:
+            self.graphs.follow(self.modules())
             memory.fixed = FixedSlots(memory, self.store, min(new_tokens, MAX_RESERVED) + ROOM)
+
+    def clear(self) -> None:
+        """Compile everything anew."""
+        self.graphs.graphs.clear()
+
+    def is_ready(self, memory: Memory) -> bool:
+        """Whether a block can be read compiled; follows rows that joined or left."""
+        if self.graphs.is_refused or torch.is_grad_enabled() or memory.fixed is None:
+            return False
+        if not memory.fixed.is_current(memory):
+            if FixedSlots.find_obstacle(memory) is not None:
+                return False
+            memory.fixed = FixedSlots(memory, self.store, ROOM)
+        return True
 
     def run(
         self,
@@ -113,101 +113,49 @@ class BlockGraphs:
         `run_eager` returns the last of `block`'s scores, which those of a new graph are compared
         with.
         """
-        if self.is_refused or block.embeds is not None or torch.is_grad_enabled():
+        if block.embeds is not None or not self.is_ready(memory):
             return None
         fixed = memory.fixed
-        if not fixed.is_current(memory):  # rows joined or left
-            if FixedSlots.find_obstacle(memory) is not None:
-                return None
-            fixed = memory.fixed = FixedSlots(memory, self.store, ROOM)
-        tokens, *placed = fixed.place(memory, block)
-        inputs = (tokens, [pad(one, (*tokens.shape, *one.shape[2:])) for one in more], *placed)
-        out = self._call(fixed, block, inputs, run_eager)
-        if out is None:
-            return None
-        self.log.forwards += 1
-        return [one[: memory.batch, : block.length] for one in out]
-
-    def _call(
-        self,
-        fixed: FixedSlots,
-        block: TokenBlock,
-        inputs: tuple[Any, ...],
-        run_eager: Callable[[], Tensor],
-    ) -> Sequence[Tensor] | None:
-        key = (fixed.rows, inputs[0].shape[1] == 1, block.num_preceding > 0)
-        graph, is_new = self.graphs.get(key), False
-        if graph is None:
-            graph, is_new = self._compile(), True
-            for tensor, axis in _symbolic(inputs, fixed):
-                torch._dynamo.mark_dynamic(tensor, axis)
-        counted = _count_graphs()
-        try:
-            is_captured = block.tokens.device.type == "cuda" and self.backend == "inductor"
-            if is_captured:
-                torch.compiler.cudagraph_mark_step_begin()
-            out: Sequence[Tensor] = graph(*inputs, fixed.base, fixed.offsets, fixed.parts)
-            if is_captured:  # the next replay writes the same memory
-                out = [one.clone() for one in out]
-        except torch.OutOfMemoryError:
-            raise
-        except Exception as error:  # a class may fail to compile in any way
-            if not is_new:
-                raise
-            self._refuse(f"torch.compile failed ({first_line(error)})")
-            return None
-        self.log.graphs += _count_graphs() - counted
-        if is_new and (gap := _difference(out[0], block, run_eager(), fixed.batch)) is not None:
-            self._refuse(f"its scores differ when compiled (by {gap:.2g} of their spread)")
-            return None
-        self.graphs[key] = graph
-        return out
-
-    def _refuse(self, reason: str) -> None:
-        self.is_refused = True
-        self.log.refuse(self.name, reason)
-
-    def _compile(self) -> Callable[..., Any]:
-        """The function of one graph."""
-        step: Any = self.make()
-        if self.backend == EAGER:
-            return cast(Callable[..., Any], step)
-        # torch keeps graphs, and limits their number, by code object: each has one of its own
-        step.__code__ = step.__code__.replace(co_name=f"read_block_{len(self.graphs)}")
-        how: dict[str, Any] = {}
-        if self.backend == "inductor" and torch.cuda.is_available():
-            how = {"mode": "reduce-overhead"}
-        compiled: Callable[..., Any] = torch.compile(
-            step, fullgraph=True, backend=self.backend, **how
+        inputs = place_block(memory, block, more)
+        out = self.graphs.run(
+            (fixed.rows, inputs[0].shape[1] == 1, block.num_preceding > 0),
+            self.make,
+            inputs,
+            lambda: symbolic_axes(inputs),
+            lambda out: _difference(out[0], block, run_eager(), fixed.batch),
         )
-        return compiled
+        return None if out is None else [one[: memory.batch, : block.length] for one in out]
+
+
+def place_block(memory: Memory, block: TokenBlock, more: Sequence[Tensor]) -> tuple[Any, ...]:
+    """The inputs of a function of padded blocks."""
+    fixed = memory.fixed
+    tokens, *placed = fixed.place(memory, block)
+    padded = [pad(one, (*tokens.shape, *one.shape[2:])) for one in more]
+    return (tokens, padded, *placed, fixed.base, fixed.offsets, fixed.parts)
 
 
 class CompiledBlocks:
     """The compiled reads of one `Backbone`; `layers` are hidden states that it records."""
 
     def __init__(
-        self,
-        reader: Backbone,
-        log: CompileLog,
-        layers: Sequence[int] = (),
-        backend: str = "inductor",
+        self, reader: Backbone, make_graphs: Callable[..., BlockGraphs], layers: Sequence[int] = ()
     ) -> None:
-        self.layers, self.reader = tuple(layers), reader
-        self.modules = (reader.decoder, reader.head)  # of the graphs
-        self.graphs = BlockGraphs(type(reader.model).__name__, log, backend, self._make_step)
+        self.layers, self.reader, self.configuration = tuple(layers), reader, reader.configuration
+        self.graphs = make_graphs(self.make_step, self._modules)
 
     def prepare(self, reader: Backbone, memory: Any, new_tokens: int) -> None:
         """Move the memory of a prompt to fixed buffers, if its blocks can be read compiled."""
+        self.reader = reader
+        if self.configuration != reader.configuration:
+            self.configuration = reader.configuration
+            self.graphs.clear()
         self.graphs.prepare(memory, new_tokens, _find_obstacle(reader))
 
     def read(
         self, reader: Backbone, memory: Memory, block: TokenBlock
     ) -> tuple[Tensor, Tensor] | None:
         """Logits and last hidden states as `Backbone.read`; None where it must run eager."""
-        if self.modules != (reader.decoder, reader.head):
-            self.reader, self.modules = reader, (reader.decoder, reader.head)
-            self.graphs.graphs.clear()
         out = self.graphs.run(memory, block, (), lambda: reader.read_eager(memory, block)[0])
         if out is None:
             return None
@@ -216,8 +164,11 @@ class CompiledBlocks:
         memory.fixed.states = dict(zip(self.layers, recorded, strict=True))
         return logits[:, first:], states[:, first:]
 
-    def _make_step(self) -> Any:
+    def make_step(self) -> Any:
         return _make_step(self.reader, self.layers)
+
+    def _modules(self) -> tuple[nn.Module, ...]:
+        return self.reader.decoder, self.reader.head
 
 
 def _find_obstacle(reader: Backbone) -> str | None:
@@ -225,10 +176,10 @@ def _find_obstacle(reader: Backbone) -> str | None:
         return "it is read by its whole forward, not by a decoder and an output head"
     if set(reader.layer_kinds) - {FULL, SLIDING}:
         return f"it has layers of {', '.join(reader.layer_kinds)}"
-    modules = (*reader.decoder.modules(), *reader.head.modules())
-    if any("_hf_hook" in vars(one) for one in modules):
+    modules = [vars(one) for one in (*reader.decoder.modules(), *reader.head.modules())]
+    if any("_hf_hook" in one for one in modules):
         return "accelerate moves its inputs or weights between devices"
-    if any(getattr(one, name) for one in modules for name in _HOOKS[::3]):
+    if any(one["_forward_hooks"] or one["_forward_pre_hooks"] for one in modules):
         return "its modules have forward hooks"
     return None
 
@@ -309,10 +260,10 @@ def _append_input(sink: list[Tensor], module: nn.Module, args: Any, kwargs: dict
     sink.append(args[0] if args else kwargs["hidden_states"])
 
 
-def _symbolic(inputs: tuple[Any, ...], fixed: FixedSlots) -> list[tuple[Tensor, int]]:
+def symbolic_axes(inputs: tuple[Any, ...]) -> list[tuple[Tensor, int]]:
     """The tensors and axes whose sizes differ between calls of one graph."""
-    tokens, more, depths, corner, _ = inputs
-    found = [(fixed.base, 1)]
+    tokens, more, depths, corner, _, base, *_ = inputs
+    found = [(base, 1)]
     if tokens.shape[1] > 1:
         found += [(one, 1) for one in (tokens, depths, corner, *more)]
     if corner.shape[2] > 1:
@@ -325,7 +276,3 @@ def _difference(ours: Tensor, block: TokenBlock, eager: Tensor, batch: int) -> f
     last = ours[:batch, block.length - eager.shape[1] : block.length]
     gap = float(score_difference(last, eager))
     return gap if gap > rounding_margin(eager.dtype) else None
-
-
-def _count_graphs() -> int:
-    return int(torch._dynamo.utils.counters["stats"]["unique_graphs"])

@@ -17,7 +17,7 @@ from mmspec.modalities.common.measures import (
     is_compiled,
     request_workload,
 )
-from mmspec.targets.readers.compiled import EAGER
+from mmspec.targets.graphs import EAGER
 from tests import toys
 
 

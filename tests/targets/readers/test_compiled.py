@@ -18,17 +18,11 @@ from mmspec.draft import Draft, Kind
 from mmspec.modalities.common.families import make_reader
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
 from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
-from mmspec.stats import CompileLog
 from mmspec.targets import fixed
+from mmspec.targets.graphs import EAGER
 from mmspec.targets.memory import build_block
 from mmspec.targets.readers import compiled
-from mmspec.targets.readers.compiled import (
-    EAGER,
-    CompiledBlocks,
-    compile_readers,
-    parse_backend,
-    record_layers,
-)
+from mmspec.targets.readers.compiled import compile_readers, record_layers
 from mmspec.targets.readers.hooks import LayerStatesHook, fill_states, layer_states
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.trees import Tree
@@ -225,11 +219,6 @@ def test_a_backend_that_fails_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_bad_options_are_refused() -> None:
-    assert parse_backend(True) == "inductor"
-    wrong: Any
-    for wrong in ("fastest", 3, 1):
-        with pytest.raises(ValueError, match=r"compile=.* must be True, False or a backend"):
-            parse_backend(wrong)
     with pytest.raises(ValueError, match="compile='fastest' must be"):
         mmspec.accelerate(toys.model("llama"), "plain", compile="fastest")
     with pytest.raises(ValueError, match="compile=True: no forward of modality asr is compiled"):
@@ -282,21 +271,14 @@ def test_compiled_rows_have_the_tokens_of_eager_ones() -> None:
     )
 
 
-def test_a_log_counts_one_request() -> None:
-    log = CompileLog(3, 2)
-    log.refuse("A", "why")
-    log.start()
-    assert (log.forwards, log.graphs, list(log.reasons)) == (0, 0, ["A runs eager: why"])
-
-
 @torch.no_grad()
 def test_a_new_head_needs_a_new_graph() -> None:
     reader: Any = make_reader(toys.model("llama"))
-    log = CompileLog()
-    blocks = reader.compiled = CompiledBlocks(reader, log, (), EAGER)
+    log = compile_readers(reader, None, (), EAGER)
+    assert reader.compiled is not None
     for _ in range(2):
         memory, _, _ = reader.prefill(request_of("llama"), 20)
-        blocks.prepare(reader, memory, 20)
+        reader.compiled.prepare(reader, memory, 20)
         block = build_block([[5]], None, memory.like)
         logits, _ = reader.read(memory, block)
         assert torch.allclose(logits, reader.read_eager(memory, block)[0], atol=1e-4)
