@@ -174,6 +174,11 @@ class Sampling:
         ]
         return self if len(kept) == len(self.processors) else replace(self, processors=tuple(kept))
 
+    @property
+    def has_processors(self) -> bool:
+        """Whether anything but the settings changes scores."""
+        return bool(self.processors or self.position_processors)
+
     def distribution(
         self, logits: Tensor, prefix: Prefix | None = None, position: Tensor | None = None
     ) -> Categorical:

@@ -79,9 +79,45 @@ class DraftModel(ABC):
         """
         return False
 
+    def graph_steps(self) -> GraphSteps | None:
+        """Its forwards as functions of tensors alone, for a draft grown by one graph; or None."""
+        return None
+
+    def first_block(self, context: Context, state: Any) -> FirstBlock | None:
+        """What `predict_first` reads in this round, not read yet; None = not by a graph."""
+        return None
+
     def cache_bytes(self, state: Any) -> int | None:
         """Bytes of cached keys and values, as for a `Drafter`; None = unknown."""
         return None
+
+
+@dataclass(frozen=True)
+class GraphSteps:
+    """The forwards of a draft model as functions of tensors alone; R rows.
+
+    `make_step` makes a function of padded blocks, as `blocks` has them, the
+    `mmspec.targets.readers.compiled.BlockGraphs` of single forwards. `predict` gives logits (R, n,
+    V') of its results, and `feed` the further inputs of a block of draft nodes: from the last
+    result of all blocks so far (R, m, D) each, the index of every node's parent there (R, n), the
+    nodes' depths, and the further inputs of the first block.
+    """
+
+    blocks: Any
+    make_step: Callable[[], Callable[..., Sequence[Tensor]]]
+    predict: Callable[[Sequence[Tensor]], Tensor]
+    feed: Callable[[Sequence[Tensor], Tensor, Tensor, Sequence[Tensor]], list[Tensor]]
+
+
+@dataclass(frozen=True)
+class FirstBlock:
+    """The committed tokens that a draft model has not read yet, and its memory."""
+
+    memory: Any
+    block: TokenBlock
+    more: Sequence[Tensor]  # further inputs (R, q, ...)
+    counts: Sequence[int]  # tokens per row
+    commit: Callable[[], None]  # count them as read
 
 
 @dataclass(frozen=True)

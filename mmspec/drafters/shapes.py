@@ -48,6 +48,14 @@ class Shape(ABC):
     def max_depth(self) -> int:
         """Tokens of the longest path it may draft."""
 
+    @property
+    def fixed_reads(self) -> int | None:
+        """Nodes that the draft model reads where all rounds draft `max_depth` levels alike.
+
+        None where rounds differ.
+        """
+        return None
+
     def limit_depth(self, reach: int) -> Shape:
         """Adapt to a draft model that predicts at most so many tokens; explicit sizes stay."""
         return self
@@ -87,6 +95,10 @@ class Chain(Shape):
     @property
     def max_depth(self) -> int:
         return self.length.max_length
+
+    @property
+    def fixed_reads(self) -> int | None:
+        return max(self.max_depth - 1, 0) if isinstance(self.length, Fixed) else None
 
     def begin(self) -> Any:
         return self.length.begin()
@@ -150,6 +162,10 @@ class StaticTree(Shape):
     @property
     def max_depth(self) -> int:
         return self.tree.depth
+
+    @property
+    def fixed_reads(self) -> int:
+        return max(_places(self.tree), default=-1) + 1
 
     def grow(
         self, model: DraftModel, context: Context, state: Any, shape_state: Any, kind: Kind

@@ -224,3 +224,59 @@ def check_same_device(target: Any, drafter: Any) -> None:
             f"recipe needs both on one, so load the draft model on {target.device}, or use recipe "
             "'coupled'"
         )
+
+
+def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
+    """Refuse a draft model that cannot read this target's prompts.
+
+    Raises ValueError: an image for a draft model without an encoder, another image token, a prompt
+    outside of its vocabulary.
+    """
+    if (
+        sees in ("nothing", "placeholders")
+        and target.family.draws_images
+        and not target.family.writes_text
+    ):
+        raise ValueError(
+            f"sees={sees!r} reads the prompt as tokens, but {type(target.model).__name__} draws "
+            "behind a prompt that is not of the vocabulary of its codes; give sees='prompt', or a "
+            "recipe for models that draw, such as 'coupled'"
+        )
+    if sees == "pixels" and not drafter.family.media:
+        raise ValueError(
+            "sees='pixels' needs a draft model with a vision encoder, but "
+            f"{type(drafter.model).__name__} reads text only; give sees='nothing' or a "
+            "vision-language draft model"
+        )
+    if sees == "pixels":
+        own, other = target.placeholder_ids[:1], drafter.placeholder_ids[:1]
+        if own != other:
+            raise ValueError(
+                f"the image token is {own} for the target but {other} for the draft "
+                "model; choose a pair that shares its processor"
+            )
+    if sees == "target-features":
+        target.check_features()
+        drafter.check_embeddable()
+        frame, theirs = max(target.visual_ids, default=0), drafter.vocabulary
+        if not drafter.family.media and frame >= theirs:
+            raise ValueError(
+                f"the prompt encloses images with token {frame}, but the draft model knows "
+                f"{theirs} tokens only; give sees='nothing' or resize its embeddings"
+            )
+
+
+def check_same_size(target: Reader, drafter: Reader) -> None:
+    """Refuse a draft model that generates images of another size only. Raises ValueError."""
+    size = drafter.family.fixed_size
+    if not target.family.draws_images or size is None:
+        return
+    theirs, sizes = size(drafter.model.config), target.family.fixed_size
+    ours = None if sizes is None else sizes(target.model.config)
+    if ours != theirs:
+        raise ValueError(
+            f"the draft model generates images of {theirs[0]} x {theirs[1]} codes, the target "
+            f"{'any size' if ours is None else f'{ours[0]} x {ours[1]}'}, so its codes stand "
+            "elsewhere; use recipe='mulo-sd', which enlarges smaller pictures, or a draft model of "
+            "the target's size"
+        )

@@ -11,10 +11,16 @@ as much as its forward. Only those of the arguments are evaluated in every call;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.proxy_tensor import make_fx
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mmspec.errors import first_line
 from mmspec.stats import CompileLog
@@ -43,13 +49,24 @@ class GraphSet:
     """Compiled functions by key.
 
     `name` is what runs, and `part` of a round it belongs to, as in `CompileLog`. `backend` is one
-    of `torch.compile`, or `EAGER`: the functions as they are.
+    of `torch.compile`, or `EAGER`: the functions as they are. Functions that run Python of their
+    own between the modules are `is_traced` first.
     """
 
-    def __init__(self, name: str, log: CompileLog, backend: str, part: str) -> None:
+    def __init__(
+        self,
+        name: str,
+        log: CompileLog,
+        backend: str,
+        part: str,
+        forwards: int = 1,
+        is_traced: bool = False,
+    ) -> None:
         self.name, self.log, self.backend, self.part = name, log, backend, part
+        self.forwards, self.is_traced = forwards, is_traced  # of models, in one graph
         self.graphs: dict[Any, Function] = {}
         self.modules = ModuleFingerprint(())
+        self.version = 0  # number of times that all were dropped
         self.is_refused = False
 
     def follow(self, modules: Iterable[nn.Module]) -> None:
@@ -57,7 +74,12 @@ class GraphSet:
         found = ModuleFingerprint(modules)
         if found != self.modules:
             self.modules = found
-            self.graphs.clear()
+            self.clear()
+
+    def clear(self) -> None:
+        """Compile everything anew."""
+        self.version += 1
+        self.graphs.clear()
 
     def run(
         self,
@@ -73,13 +95,11 @@ class GraphSet:
         between calls. `compare` says how far new results are from the eager ones, relative to the
         spread of those; None if no further than rounding.
         """
-        graph, is_new = self.graphs.get(key), False
-        if graph is None:
-            graph, is_new = self._compile(make()), True
-            for tensor, axis in symbolic():
-                torch._dynamo.mark_dynamic(tensor, axis)
-        counted = count_graphs()
+        graph, counted = self.graphs.get(key), count_graphs()
+        is_new = graph is None
         try:
+            if graph is None:
+                graph = self._compile(make(), inputs, symbolic)
             out = self._call(graph, inputs)
         except torch.OutOfMemoryError:
             raise
@@ -93,7 +113,7 @@ class GraphSet:
             self.refuse(f"its scores differ when compiled (by {gap:.2g} of their spread)")
             return None
         self.graphs[key] = graph
-        self.log.count(self.part)
+        self.log.count(self.part, self.forwards)
         return out
 
     def refuse(self, reason: str) -> None:
@@ -112,19 +132,65 @@ class GraphSet:
         # clones, as the next replay writes the same memory
         return [one.clone() for one in graph(*inputs)]
 
-    def _compile(self, function: Any) -> Function:
+    def _compile(
+        self,
+        function: Any,
+        inputs: Sequence[Any],
+        symbolic: Callable[[], Iterable[tuple[Tensor, int]]],
+    ) -> Function:
         if self.backend == EAGER:
             return function  # type: ignore[no-any-return]
-        # torch keeps graphs, and limits their number, by code object: each has one of its own
-        name = f"{function.__name__}_{len(self.graphs)}"
-        function.__code__ = function.__code__.replace(co_name=name)
+        for tensor, axis in symbolic():
+            torch._dynamo.mark_dynamic(tensor, axis)
         options: dict[str, Any] = {"guard_filter_fn": keep_argument_guards}
         if self.backend == "inductor" and torch.cuda.is_available():
             options |= torch._inductor.list_mode_options("reduce-overhead")
-        compiled: Function = torch.compile(
-            function, fullgraph=True, backend=self.backend, options=options
-        )
+        compile = partial(torch.compile, fullgraph=True, backend=self.backend, options=options)
+        if self.is_traced:
+            return _call_flat(compile(trace(function, inputs)))
+        # torch keeps graphs, and limits their number, by code object: each has one of its own
+        name = f"{function.__name__}_{len(self.graphs)}"
+        function.__code__ = function.__code__.replace(co_name=name)
+        compiled: Function = compile(function)
         return compiled
+
+
+def trace(function: Function, inputs: Sequence[Any]) -> nn.Module:
+    """The tensor operations of a function, as a module of the tensors in its (nested) inputs.
+
+    Everything else is taken as it is at this call. Python of any kind may run, but raises where it
+    reads a value from the device: so a graph never does. Axes marked by `mark_dynamic` are of any
+    size. Constants that the function keeps (`lru_cache`) have to exist: call it once before.
+    """
+    leaves, layout = tree_flatten(list(inputs))
+    places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
+    mode = FakeTensorMode(shape_env=ShapeEnv(), allow_non_fake_inputs=True)
+
+    def run(*tensors: Tensor) -> list[Tensor]:
+        own = list(leaves)
+        for place, tensor in zip(places, tensors, strict=True):
+            own[place] = tensor
+        return list(function(*tree_unflatten(own, layout)))
+
+    fake = []
+    for place in places:
+        leaf = leaves[place]
+        marked = getattr(leaf, "_dynamo_dynamic_indices", ())
+        kinds = (DimDynamic.STATIC, DimDynamic.DYNAMIC)
+        sizes = [kinds[axis in marked] for axis in range(leaf.dim())]
+        context = StatelessSymbolicContext(dynamic_sizes=sizes)
+        source = ConstantSource(f"input_{place}")
+        fake.append(mode.from_tensor(leaf, source=source, symbolic_context=context))
+    with mode:
+        return make_fx(run)(*fake)  # type: ignore[no-any-return]
+
+
+def _call_flat(compiled: Callable[..., Sequence[Tensor]]) -> Function:
+    def call(*inputs: Any) -> Sequence[Tensor]:
+        leaves, _ = tree_flatten(list(inputs))
+        return compiled(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+
+    return call
 
 
 def keep_argument_guards(guards: Sequence[Any]) -> list[bool]:

@@ -22,11 +22,15 @@ from mmspec.drafters.draft_model import (
 from mmspec.drafters.neural.feature_head import (
     MAX_KNOWN_STATES,
     check_head,
-    read_target_prompt,
-    repeat_last_states,
     tap_of,
 )
-from mmspec.drafters.neural.head_prompt import TargetPrompt, pack_slots, require_tokens
+from mmspec.drafters.neural.head_prompt import (
+    TargetPrompt,
+    pack_slots,
+    read_target_prompt,
+    repeat_last_states,
+    require_tokens,
+)
 from mmspec.drafters.neural.target_heads import HeadKind, accepted_states, guided_logits
 from mmspec.models.heads.dflash import DFlashHead
 from mmspec.recipe import STATES

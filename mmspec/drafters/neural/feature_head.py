@@ -16,11 +16,17 @@ from mmspec.drafters.draft_model import (
     DraftModel,
     DraftNodes,
     DraftUpdate,
+    FirstBlock,
+    GraphSteps,
     committed_prefix,
     draft_distribution,
     waiting_block,
 )
-from mmspec.drafters.neural.head_prompt import TargetPrompt, head_prompt
+from mmspec.drafters.neural.head_prompt import (
+    head_prompt,
+    read_target_prompt,
+    repeat_last_states,
+)
 from mmspec.drafters.neural.hydra import HYDRA_HEADS
 from mmspec.drafters.neural.multi_token import MEDUSA_HEADS, MULTI_TOKEN_HEADS, SEES
 from mmspec.drafters.neural.small_model import (
@@ -34,7 +40,6 @@ from mmspec.drafters.neural.target_heads import (
     check_axes,
     check_heads,
     guided_logits,
-    prompt_padding,
 )
 from mmspec.drafters.shapes import Shape
 from mmspec.models.compatibility import check_last_layer
@@ -149,6 +154,24 @@ class FeatureDraft(DraftModel):
 
         A `draft` (B, N) with `draft_states` (1, N, D) is read after them, and not cached.
         """
+        unread = self._unread_block(context, state, draft, draft_states)
+        out = self._read(state, unread.block, unread.more[0])
+        unread.commit()
+        return out
+
+    def first_block(self, context: Context, state: HeadState) -> FirstBlock | None:
+        if len(state.fresh) > context.batch:  # both branches of guidance
+            return None
+        found = self._unread_block(context, state)
+        return replace(found, more=self._further_inputs(state, found.more[0], 0))
+
+    def _unread_block(
+        self,
+        context: Context,
+        state: HeadState,
+        draft: Draft | None = None,
+        draft_states: Tensor | None = None,
+    ) -> FirstBlock:
         branches = len(state.fresh) // context.batch
         layout, counts = waiting_block(context, state.read, state.memory.like, draft)
         states = state.fresh[0].new_zeros(len(state.fresh), layout.length, self.width)
@@ -159,11 +182,14 @@ class FeatureDraft(DraftModel):
         for row, fresh in enumerate(state.fresh):
             unseen = repeat_last_states(state.known[row], counts[row % context.batch] - len(fresh))
             states[row, stop - len(unseen) - len(fresh) : stop] = torch.cat((unseen, fresh))
-        out = self._read(state, layout.repeat_batch(branches), states)
-        state.memory.advance(counts * branches)
-        state.read = [len(row) for row in context.history]
-        state.fresh = [fresh[:0] for fresh in state.fresh]
-        return out
+
+        def commit() -> None:
+            state.memory.advance(counts * branches)
+            state.read = [len(row) for row in context.history]
+            state.fresh = [fresh[:0] for fresh in state.fresh]
+
+        block = layout.repeat_batch(branches)
+        return FirstBlock(state.memory, block, (states,), counts * branches, commit)
 
     def predict(self, context: Context, state: HeadState, nodes: DraftNodes) -> Categorical:
         branches = len(state.fresh) // context.batch
@@ -195,9 +221,24 @@ class FeatureDraft(DraftModel):
         embed = self.head.embeddings or self.backbone.embed
         make_step = partial(make_compiled_step, self.head, embed)
         embeddings = self.backbone.model.get_input_embeddings()
-        graphs = make_graphs(make_step, lambda: (self.head, embeddings))
-        object.__setattr__(self, "graphs", graphs)
+        modules = (self.head, embeddings, self.backbone.head)
+        object.__setattr__(self, "graphs", make_graphs(make_step, lambda: modules))
         return True
+
+    def graph_steps(self) -> GraphSteps | None:
+        def predict(out: Sequence[Tensor]) -> Tensor:
+            return self.head.expand_logits(self.head.logits(out[0], self.backbone.head))
+
+        def feed(
+            fed: Sequence[Tensor], parents: Tensor, depths: Tensor, first: Sequence[Tensor]
+        ) -> list[Tensor]:
+            index = parents[..., None].expand(-1, -1, self.width)
+            states = torch.cat(list(fed), 1).gather(1, index)
+            vectors = [one[:, :1].expand_as(states) for one in first[2:]]
+            return [states, depths + 1, *vectors]
+
+        blocks = self.graphs
+        return None if blocks is None else GraphSteps(blocks, blocks.make, predict, feed)
 
     def _read(
         self, state: HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0
@@ -207,12 +248,16 @@ class FeatureDraft(DraftModel):
 
         if self.graphs is None or state.memory.fixed is None:
             return run_eager()
-        counts = layout.depths.new_zeros(states.shape[:2]) + steps
-        more = [states, counts]
-        if state.global_vector is not None:
-            more.append(state.global_vector.expand_as(states))
+        more = self._further_inputs(state, states, steps)
         found = self.graphs.run(state.memory, layout, more, run_eager)
         return run_eager() if found is None else found[0]
+
+    def _further_inputs(
+        self, state: HeadState, states: Tensor, steps: Tensor | int
+    ) -> list[Tensor]:  # (R, q, ...) each
+        counts = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device) + steps
+        vector = state.global_vector
+        return [states, counts, *(() if vector is None else (vector.expand_as(states),))]
 
     def _read_eager(
         self, state: HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int
@@ -273,31 +318,6 @@ class HeadState:
         swap_out(self.known, row)
         swap_out(self.read, row)
         self.states_per_step = []
-
-
-def read_target_prompt(context: Context, tap: str, attention: frozenset[str]) -> TargetPrompt:
-    """The target's last prefill: the prompt, or the tokens added by a turn."""
-    features = context.shared[tap]  # (R, L, k * H)
-    count = features.shape[1]
-    padding = prompt_padding(context, count)
-    lengths = [count - pad for pad in padding[: context.batch]]
-    tokens = None
-    is_known = all(length <= own for length, own in zip(lengths, context.prompt, strict=True))
-    if is_known and len(features) == context.batch:
-        rows = zip(context.history, context.prompt, lengths, strict=True)
-        ids = [[0] * (count - new) + row[end - new : end] for row, end, new in rows]
-        tokens = torch.tensor(ids, dtype=torch.int64, device=features.device)
-    shared = context.shared
-    attention_maps = {name: shared[name][:, -count:] for name in attention}
-    return TargetPrompt(
-        shared["embeds"], features, padding, tokens, shared["positions"], attention_maps
-    )
-
-
-def repeat_last_states(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
-    """The last `count` states; the very last one is repeated where there are fewer."""
-    index = torch.arange(count, device=known.device) + max(len(known) - count, 0)
-    return known[index.clamp_max(len(known) - 1)]
 
 
 def check_head(head: StateHead | DFlashHead, target: Reader) -> None:

@@ -22,8 +22,10 @@ from torch import Tensor
 
 from mmspec.compressors.contract import Features
 from mmspec.compressors.dream_topk import DreamTopK
+from mmspec.drafters.neural.target_heads import prompt_padding
 from mmspec.models.heads.state_head import ImageSlots, SlotMarks, StateHead
 from mmspec.targets.readers.reader import Reader
+from mmspec.targets.tokens.context import Context
 
 
 @dataclass(frozen=True)
@@ -296,3 +298,28 @@ def _compress_images(
         rows.append((row_inputs, raw, vectors))
     row_inputs, raw, vectors = (torch.stack(parts) for parts in zip(*rows, strict=True))
     return row_inputs, raw, vectors
+
+
+def read_target_prompt(context: Context, tap: str, attention: frozenset[str]) -> TargetPrompt:
+    """The target's last prefill: the prompt, or the tokens added by a turn."""
+    features = context.shared[tap]  # (R, L, k * H)
+    count = features.shape[1]
+    padding = prompt_padding(context, count)
+    lengths = [count - pad for pad in padding[: context.batch]]
+    tokens = None
+    is_known = all(length <= own for length, own in zip(lengths, context.prompt, strict=True))
+    if is_known and len(features) == context.batch:
+        rows = zip(context.history, context.prompt, lengths, strict=True)
+        ids = [[0] * (count - new) + row[end - new : end] for row, end, new in rows]
+        tokens = torch.tensor(ids, dtype=torch.int64, device=features.device)
+    shared = context.shared
+    attention_maps = {name: shared[name][:, -count:] for name in attention}
+    return TargetPrompt(
+        shared["embeds"], features, padding, tokens, shared["positions"], attention_maps
+    )
+
+
+def repeat_last_states(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count, D)
+    """The last `count` states; the very last one is repeated where there are fewer."""
+    index = torch.arange(count, device=known.device) + max(len(known) - count, 0)
+    return known[index.clamp_max(len(known) - 1)]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import itemgetter
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -19,6 +20,8 @@ from mmspec.drafters.draft_model import (
     DraftModel,
     DraftNodes,
     DraftUpdate,
+    FirstBlock,
+    GraphSteps,
     GrownDraft,
     MultiKindDrafter,
     committed_prefix,
@@ -29,7 +32,12 @@ from mmspec.drafters.draft_model import (
 )
 from mmspec.drafters.neural.draft_inputs import DRAFT_INPUTS, DraftInputs, build_draft_inputs
 from mmspec.drafters.shapes import Chain, Shape
-from mmspec.models.compatibility import check_vocabularies, check_vocabulary_sizes
+from mmspec.models.compatibility import (
+    check_pair,
+    check_same_size,
+    check_vocabularies,
+    check_vocabulary_sizes,
+)
 from mmspec.models.loading import load_causal, model_type, random_model
 from mmspec.recipe import LINEAR, DraftModelKind, Kit
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, build_block
@@ -148,19 +156,37 @@ class SmallModel(DraftModel):
         return _ModelState(memory, [context.prompt[row] for row in range(context.batch)], logits)
 
     def predict_first(self, context: Context, state: _ModelState) -> Categorical:
-        prompt_logits, state.prompt_logits = state.prompt_logits, None
-        if prompt_logits is not None and state.read == [len(row) for row in context.history]:
-            return draft_distribution(context, prompt_logits[:, None], committed_prefix(context))
+        unread = self.first_block(context, state)
+        if unread is None:  # the prompt, which was just read
+            assert state.prompt_logits is not None
+            logits, state.prompt_logits = state.prompt_logits[:, None], None
+        else:
+            logits, _ = self.backbone.read(state.memory, unread.block)
+            unread.commit()
+        return draft_distribution(context, logits, committed_prefix(context))
+
+    def first_block(self, context: Context, state: _ModelState) -> FirstBlock | None:
+        history = [len(row) for row in context.history]
+        if state.prompt_logits is not None and state.read == history:
+            return None
         unread = [  # nothing new: read its last token again
-            len(row) - (not finished)
-            for row, finished in zip(context.history, context.finished, strict=True)
+            length - (not finished)
+            for length, finished in zip(history, context.finished, strict=True)
         ]
         self.rewind(state, unread)
         layout, counts = waiting_block(context, state.read, state.memory.like)
-        logits, _ = self.backbone.read(state.memory, layout)
-        state.memory.advance(counts)
-        state.read = [len(row) for row in context.history]
-        return draft_distribution(context, logits, committed_prefix(context))
+
+        def commit() -> None:
+            state.memory.advance(counts)
+            state.read, state.prompt_logits = history, None
+
+        return FirstBlock(state.memory, layout, (), counts, commit)
+
+    def graph_steps(self) -> GraphSteps | None:
+        compiled = vars(self.backbone).get("compiled")
+        if compiled is None:
+            return None
+        return GraphSteps(compiled.graphs, compiled.make_step, itemgetter(0), lambda *given: [])
 
     def predict(self, context: Context, state: _ModelState, nodes: DraftNodes) -> Categorical:
         logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.like))
@@ -257,62 +283,6 @@ def build_autoregressive(kit: Kit, model: DraftModel) -> Autoregressive:
             "another recipe, such as coupled"
         )
     return Autoregressive(model, kit.shape)
-
-
-def check_pair(target: Reader, drafter: Reader, sees: str) -> None:
-    """Refuse a draft model that cannot read this target's prompts.
-
-    Raises ValueError: an image for a draft model without an encoder, another image token, a prompt
-    outside of its vocabulary.
-    """
-    if (
-        sees in ("nothing", "placeholders")
-        and target.family.draws_images
-        and not target.family.writes_text
-    ):
-        raise ValueError(
-            f"sees={sees!r} reads the prompt as tokens, but {type(target.model).__name__} draws "
-            "behind a prompt that is not of the vocabulary of its codes; give sees='prompt', or a "
-            "recipe for models that draw, such as 'coupled'"
-        )
-    if sees == "pixels" and not drafter.family.media:
-        raise ValueError(
-            "sees='pixels' needs a draft model with a vision encoder, but "
-            f"{type(drafter.model).__name__} reads text only; give sees='nothing' or a "
-            "vision-language draft model"
-        )
-    if sees == "pixels":
-        own, other = target.placeholder_ids[:1], drafter.placeholder_ids[:1]
-        if own != other:
-            raise ValueError(
-                f"the image token is {own} for the target but {other} for the draft "
-                "model; choose a pair that shares its processor"
-            )
-    if sees == "target-features":
-        target.check_features()
-        drafter.check_embeddable()
-        frame, theirs = max(target.visual_ids, default=0), drafter.vocabulary
-        if not drafter.family.media and frame >= theirs:
-            raise ValueError(
-                f"the prompt encloses images with token {frame}, but the draft model knows "
-                f"{theirs} tokens only; give sees='nothing' or resize its embeddings"
-            )
-
-
-def check_same_size(target: Reader, drafter: Reader) -> None:
-    """Refuse a draft model that generates images of another size only. Raises ValueError."""
-    size = drafter.family.fixed_size
-    if not target.family.draws_images or size is None:
-        return
-    theirs, sizes = size(drafter.model.config), target.family.fixed_size
-    ours = None if sizes is None else sizes(target.model.config)
-    if ours != theirs:
-        raise ValueError(
-            f"the draft model generates images of {theirs[0]} x {theirs[1]} codes, the target "
-            f"{'any size' if ours is None else f'{ours[0]} x {ours[1]}'}, so its codes stand "
-            "elsewhere; use recipe='mulo-sd', which enlarges smaller pictures, or a draft model of "
-            "the target's size"
-        )
 
 
 @dataclass(frozen=True)

@@ -35,6 +35,10 @@ class DynamicTree(RankedTree):
     def description(self) -> str:
         return f"dynamic tree of {self.nodes} nodes"
 
+    @property
+    def fixed_reads(self) -> int:
+        return self.beam * (self.depth - 1)
+
     def grow_levels(
         self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
     ) -> GrownDraft:

@@ -87,10 +87,6 @@ class BlockGraphs:
             self.graphs.follow(self.modules())
             memory.fixed = FixedSlots(memory, self.store, min(new_tokens, MAX_RESERVED) + ROOM)
 
-    def clear(self) -> None:
-        """Compile everything anew."""
-        self.graphs.graphs.clear()
-
     def is_ready(self, memory: Memory) -> bool:
         """Whether a block can be read compiled; follows rows that joined or left."""
         if self.graphs.is_refused or torch.is_grad_enabled() or memory.fixed is None:
@@ -149,7 +145,7 @@ class CompiledBlocks:
         self.reader = reader
         if self.configuration != reader.configuration:
             self.configuration = reader.configuration
-            self.graphs.clear()
+            self.graphs.graphs.clear()
         self.graphs.prepare(memory, new_tokens, _find_obstacle(reader))
 
     def read(
