@@ -71,6 +71,11 @@ class Stats:
 
 PROMPT, TARGET, DRAFTER, VERIFIER = PARTS = ("prompt", "target", "drafter", "verifier")
 
+_UNCOMPILED = {
+    PROMPT: "the model's own forward reads it once, whose masks and image features are its own",
+    VERIFIER: "it runs between graphs",
+}
+
 
 @dataclass
 class CompileLog:
@@ -102,7 +107,9 @@ class CompileLog:
     def describe(self, part: str) -> str:
         """Whether a part ran compiled in this request, and why not."""
         reasons = "; ".join(self.reasons.get(part, ()))
-        return ", ".join(filter(None, ("compiled" if self.runs[part] else "", reasons))) or "eager"
+        if self.runs[part]:
+            return f"compiled, but {reasons}" if reasons else "compiled"
+        return reasons or f"eager: {_UNCOMPILED.get(part, 'it ran no forward of its own')}"
 
     def add_to(self, stats: Stats) -> Stats:
         """The statistics with what was counted."""

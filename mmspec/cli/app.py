@@ -277,6 +277,11 @@ def scale(
     length: Annotated[int, typer.Option(min=1, max=1024, help="Drafted tokens per round.")] = 5,
     max_new_tokens: Annotated[int, typer.Option(min=8, max=1 << 16)] = 128,
     batch: Annotated[int, typer.Option(min=1, max=4096)] = 1,
+    tree: Annotated[
+        list[int] | None,
+        typer.Option(min=1, max=64, help="Widths of a tree to measure, too; repeatable."),
+    ] = None,
+    compile: Annotated[bool, typer.Option(help="Measure every row compiled, too.")] = False,
     repeats: Repeats = 3,
     device: Annotated[
         str | None, typer.Option(help="cpu, cuda, ...; default: the fastest.")
@@ -286,10 +291,10 @@ def scale(
     threads: Threads = None,
     json: Json = False,
 ) -> None:
-    """Engine efficiency at a published size, with an oracle drafter."""
+    """Engine efficiency at a published size, with an oracle drafter, beside the memory's limit."""
     sizes: dict[str, Any] = {"length": length, "batch": batch, "repeats": repeats, "seed": seed}
-    sizes |= {"device": device, "dtype": dtype}
-    given = (shape, context, acceptance, threads, max_new_tokens, json)
+    sizes |= {"device": device, "dtype": dtype, "compile": compile}
+    given = (shape, context, acceptance, tree, threads, max_new_tokens, json)
     run_function("mmspec.cli.studies:scale", *given, **sizes)
 
 

@@ -40,6 +40,7 @@ from mmspec.cli.output import (
 )
 from mmspec.compressors import COMPRESSORS, describe
 from mmspec.modality import PICTURE_FILES
+from mmspec.trees import Tree
 
 COMPRESSED = "coupled"  # the default recipe of `bench compressors`
 KILOBYTE = 1e3
@@ -289,6 +290,7 @@ def scale(
     shape: str,
     context: list[int] | None,
     acceptance: list[float] | None,
+    tree: list[int] | None,
     threads: int | None,
     max_new_tokens: int,
     json: bool,
@@ -306,6 +308,7 @@ def scale(
             contexts=tuple(context or (512, 2048)),
             rates=tuple(acceptance or (0.6, 0.8, 0.9)),
             max_new_tokens=max_new_tokens,
+            tree=Tree.branching(tree) if tree else None,
             progress=report,
             **sizes,
         )
@@ -315,8 +318,9 @@ def scale(
     environment = found.environment
     size = f"{found.parameters / 1e9:.2f} B parameters"
     heading = f"{shape}, {size}, {environment['dtype']}, {environment['device']}"
-    rows = [[getattr(point, column) for column in found.columns] for point in found.points]
-    print_table(rows, *(column.replace("_", " ") for column in found.columns), heading=heading)
+    used = [one for one in found.columns if any(getattr(p, one) is not None for p in found.points)]
+    rows = [[getattr(point, column) for column in used] for point in found.points]
+    print_table(rows, *(column.replace("_", " ") for column in used), heading=heading)
     console().print(found.note, style="dim")
 
 

@@ -126,7 +126,7 @@ class CompiledShape(Shape):
     settings: list[Sampling] = field(default_factory=list)  # of sampling, that have graphs
 
     kinds = delegate_to("shape.kinds")
-    walk = delegate_to("shape.walk")  # type: ignore[assignment]
+    walk = delegate_to("shape.walk")
     description = delegate_to("shape.description")
     max_depth = delegate_to("shape.max_depth")
     fixed_reads = delegate_to("shape.fixed_reads")
@@ -226,7 +226,7 @@ class CompiledShape(Shape):
         gaps, read = [], zip([None, *own.read], [None, *stepwise.read], strict=True)
         levels = zip(own.distributions, stepwise.distributions, read, strict=True)
         for ours, theirs, (mine, other) in levels:
-            if mine is not None and not torch.equal(mine[:batch], other):
+            if mine is not None and other is not None and not torch.equal(mine[:batch], other):
                 break
             pair = _hide_excluded(ours.scores[:batch], theirs.scores)
             gaps.append(float(score_difference(*pair)))

@@ -178,11 +178,11 @@ def trace(function: Function, inputs: Sequence[Any]) -> nn.Module:
         marked = getattr(leaf, "_dynamo_dynamic_indices", ())
         kinds = (DimDynamic.STATIC, DimDynamic.DYNAMIC)
         sizes = [kinds[axis in marked] for axis in range(leaf.dim())]
-        context = StatelessSymbolicContext(dynamic_sizes=sizes)
+        context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
         source = ConstantSource(f"input_{place}")
         fake.append(mode.from_tensor(leaf, source=source, symbolic_context=context))
     with mode:
-        return make_fx(run)(*fake)  # type: ignore[no-any-return]
+        return make_fx(run)(*fake)
 
 
 def _call_flat(compiled: Callable[..., Sequence[Tensor]]) -> Function:

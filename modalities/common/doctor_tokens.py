@@ -12,12 +12,12 @@ from transformers.utils.hub import cached_file
 
 from mmspec import recipes
 from mmspec.draft_models import find_kinds, find_owners
-from mmspec.drafters.neural.small_model import SMALL_MODEL, check_pair
+from mmspec.drafters.neural.small_model import SMALL_MODEL
 from mmspec.errors import explain_load_errors
 from mmspec.modalities.common import doctor
 from mmspec.modalities.common.doctor import Bind, check_models
 from mmspec.modality import Finding, Outcome
-from mmspec.models.compatibility import check_vocabulary_sizes
+from mmspec.models.compatibility import check_pair, check_vocabulary_sizes
 from mmspec.models.loading import auto_class, register_own_model
 from mmspec.recipe import DraftModelKind
 from mmspec.targets.cache import SlotCache

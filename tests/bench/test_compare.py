@@ -23,6 +23,8 @@ from mmspec.bench.row import (
     over_accepted_mass,
     tokens_per_target_call,
 )
+from mmspec.bench.studies.scale import count_forward_bytes, measure_bandwidth
+from mmspec.bench.studies.shapes import build_model
 from mmspec.bench.timing import time_runners
 from mmspec.bench.workload import agreement, fact_accuracy, repeat_prompts
 from mmspec.modalities.common.measures import (
@@ -33,6 +35,7 @@ from mmspec.modalities.common.measures import (
     request_workload,
 )
 from mmspec.modality import RunResult, Workload
+from mmspec.trees import Tree
 from tests import toys
 
 
@@ -275,6 +278,33 @@ def test_a_published_shape_is_measured_at_a_given_acceptance(
     assert always.ideal_speedup == pytest.approx(6)
     assert {one.engine_efficiency for one in found.points} == {0.5}
     assert json.dumps(found.to_dict())
+
+
+def test_a_shape_is_measured_compiled_and_with_trees_beside_the_limit_of_memory() -> None:
+    found = scale(
+        "tiny",
+        contexts=(16,),
+        rates=(1.0,),
+        max_new_tokens=8,
+        repeats=1,
+        tree=Tree.branching([2, 1]),
+        compile="none",
+        device="cpu",
+    )
+    rows = [(one.mode, one.draft, one.acceptance) for one in found.points]
+    expected = [(None, None), ("chain", 1.0), ("tree", 1.0)]
+    assert rows == [(mode, *one) for mode in ("eager", "compiled") for one in expected]
+    for eager, compiled in zip(found.points[:3], found.points[3:], strict=True):
+        assert eager.tokens_per_target_call == compiled.tokens_per_target_call
+        assert eager.engine_efficiency is not None
+        assert compiled.engine_efficiency is compiled.host_milliseconds_per_round is None
+        assert eager.memory_milliseconds_per_call == compiled.memory_milliseconds_per_call
+    model = build_model("tiny", torch.device("cpu"), torch.float32)
+    weights = sum(one.numel() for one in model.parameters())
+    read = 4 * (weights - model.get_input_embeddings().weight.numel())
+    assert count_forward_bytes(model, 2, 10) == read + 4 * 2 * 10 * 2 * 4 * 128
+    limit = read / measure_bandwidth(torch.device("cpu"))
+    assert 0 < limit < 1
 
 
 def test_an_unknown_shape_lists_the_known_ones() -> None:

@@ -89,7 +89,7 @@ def test_what_is_grown_forward_by_forward_says_why() -> None:
     stats = adaptive.generate(**request, **how).stats
     assert "changes its size" in stats.compile["drafter"]
     assert stats.not_compiled is not None
-    assert stats.compile["drafter"].startswith("compiled, ")
+    assert stats.compile["drafter"].startswith("compiled, but ")
 
 
 def test_settings_of_sampling_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:

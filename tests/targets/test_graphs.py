@@ -46,7 +46,7 @@ def test_what_differs_is_refused_and_said_once() -> None:
     assert _run(graphs, torch.ones(2), gap=0.5) is None
     assert graphs.is_refused
     assert "scores differ" in log.describe(DRAFTER)
-    assert log.describe(TARGET) == "eager"
+    assert log.describe(TARGET) == "eager: it ran no forward of its own"
     log.start()
     assert list(log.reasons[DRAFTER]) == [
         "A runs eager: its scores differ when compiled (by 0.5 of their spread)"
@@ -78,7 +78,7 @@ def test_guards_of_modules_are_left_to_the_fingerprint() -> None:
     ],
 )
 def test_a_changed_module_has_another_fingerprint(change: Any) -> None:
-    model = nn.Sequential(nn.Linear(2, 2)).eval()
+    model: Any = nn.Sequential(nn.Linear(2, 2)).eval()
     graphs = GraphSet("A", CompileLog(), EAGER, TARGET)
     graphs.follow([model])
     graphs.graphs["key"] = _double

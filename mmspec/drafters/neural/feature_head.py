@@ -220,8 +220,7 @@ class FeatureDraft(DraftModel):
     def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
         embed = self.head.embeddings or self.backbone.embed
         make_step = partial(make_compiled_step, self.head, embed)
-        embeddings = self.backbone.model.get_input_embeddings()
-        modules = (self.head, embeddings, self.backbone.head)
+        modules = (self.head, self.backbone.model.get_input_embeddings(), self.backbone.head)
         object.__setattr__(self, "graphs", make_graphs(make_step, lambda: modules))
         return True
 
@@ -237,8 +236,8 @@ class FeatureDraft(DraftModel):
             vectors = [one[:, :1].expand_as(states) for one in first[2:]]
             return [states, depths + 1, *vectors]
 
-        blocks = self.graphs
-        return None if blocks is None else GraphSteps(blocks, blocks.make, predict, feed)
+        made = self.graphs
+        return None if made is None else GraphSteps(made, made.make, predict, feed)
 
     def _read(
         self, state: HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0

@@ -19,7 +19,7 @@ from mmspec import recipes
 from mmspec.draft import Draft, Gate, Verdict
 from mmspec.drafters.draft_model import Layout
 from mmspec.drafters.lengths.length import Fixed
-from mmspec.drafters.neural.feature_head import repeat_last_states
+from mmspec.drafters.neural.head_prompt import repeat_last_states
 from mmspec.drafters.shapes import Chain, Shape, StaticTree
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.modalities.image import families as image
