@@ -163,7 +163,7 @@ class FeatureDraft(DraftModel):
         if len(state.fresh) > context.batch:  # both branches of guidance
             return None
         found = self._unread_block(context, state)
-        return replace(found, more=self._further_inputs(state, found.more[0], 0))
+        return replace(found, more=self._more(state, found.more[0], 0))
 
     def _unread_block(
         self,
@@ -247,13 +247,11 @@ class FeatureDraft(DraftModel):
 
         if self.graphs is None or state.memory.fixed is None:
             return run_eager()
-        more = self._further_inputs(state, states, steps)
+        more = self._more(state, states, steps)
         found = self.graphs.run(state.memory, layout, more, run_eager)
         return run_eager() if found is None else found[0]
 
-    def _further_inputs(
-        self, state: HeadState, states: Tensor, steps: Tensor | int
-    ) -> list[Tensor]:  # (R, q, ...) each
+    def _more(self, state: HeadState, states: Tensor, steps: Tensor | int) -> list[Tensor]:
         counts = torch.zeros(states.shape[:2], dtype=torch.int64, device=states.device) + steps
         vector = state.global_vector
         return [states, counts, *(() if vector is None else (vector.expand_as(states),))]
