@@ -295,7 +295,7 @@ def scale(
     sizes: dict[str, Any] = {"length": length, "batch": batch, "repeats": repeats, "seed": seed}
     sizes |= {"device": device, "dtype": dtype, "compile": compile}
     given = (shape, context, acceptance, tree, threads, max_new_tokens, json)
-    run_function("mmspec.cli.studies:scale", *given, **sizes)
+    run_function("mmspec.cli.scale:scale", *given, **sizes)
 
 
 @measure.command("serve")

@@ -1,4 +1,4 @@
-"""`mmspec bench sweep | overlap | compressors | views | rules | scale`, and all compressors."""
+"""`mmspec bench sweep | overlap | compressors | views | rules`, and all compressors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from mmspec import bench
 from mmspec.bench.plots import plot_compressors, plot_relaxations
 from mmspec.bench.row import Row
 from mmspec.bench.studies import compressors as compressor_study
@@ -17,7 +16,6 @@ from mmspec.bench.studies import serving as serving_study
 from mmspec.bench.studies import sweep as sweep_study
 from mmspec.bench.studies import views as views_study
 from mmspec.bench.studies.kept_tokens import draw
-from mmspec.bench.studies.shapes import SHAPES
 from mmspec.cli.bench import workload
 from mmspec.cli.models import (
     check_distinct,
@@ -40,11 +38,9 @@ from mmspec.cli.output import (
 )
 from mmspec.compressors import COMPRESSORS, describe
 from mmspec.modality import PICTURE_FILES
-from mmspec.trees import Tree
 
 COMPRESSED = "coupled"  # the default recipe of `bench compressors`
 KILOBYTE = 1e3
-COLUMNS = ("layers", "hidden", "heads", "key_value_heads", "vocabulary")
 
 
 def sweep(
@@ -284,52 +280,6 @@ def compare_rules(
     _print_note(
         f"{found.pairs} pairs over {found.vocabulary} tokens; the optimum is that of the draws"
     )
-
-
-def scale(
-    shape: str,
-    context: list[int] | None,
-    acceptance: list[float] | None,
-    tree: list[int] | None,
-    threads: int | None,
-    max_new_tokens: int,
-    json: bool,
-    **sizes: Any,
-) -> None:
-    """Engine efficiency at a published size with an oracle drafter, or the list of sizes."""
-    if shape == "list":
-        _list_shapes(json)
-        return
-    silence_libraries()
-    set_threads(threads)
-    with show_progress(json) as report:
-        found = bench.scale(
-            shape,
-            contexts=tuple(context or (512, 2048)),
-            rates=tuple(acceptance or (0.6, 0.8, 0.9)),
-            max_new_tokens=max_new_tokens,
-            tree=Tree.branching(tree) if tree else None,
-            progress=report,
-            **sizes,
-        )
-    if json:
-        print_json(found.to_dict())
-        return
-    environment = found.environment
-    size = f"{found.parameters / 1e9:.2f} B parameters"
-    heading = f"{shape}, {size}, {environment['dtype']}, {environment['device']}"
-    used = [one for one in found.columns if any(getattr(p, one) is not None for p in found.points)]
-    rows = [[getattr(point, column) for column in used] for point in found.points]
-    print_table(rows, *(column.replace("_", " ") for column in used), heading=heading)
-    console().print(found.note, style="dim")
-
-
-def _list_shapes(json: bool) -> None:
-    if json:
-        print_json({name: shape.to_dict() for name, shape in SHAPES.items()})
-        return
-    rows = [(name, *(getattr(one, key) for key in COLUMNS)) for name, one in SHAPES.items()]
-    print_table(rows, "shape", *(key.replace("_", " ") for key in COLUMNS))
 
 
 def _write(
