@@ -24,6 +24,7 @@ from mmspec.draft import (
     Verdict,
     Verifier,
 )
+from mmspec.trees import row_column
 
 if TYPE_CHECKING:
     from mmspec.distributions.noise import KeyedNoise
@@ -215,39 +216,39 @@ _FINISHED_ROW = _RowVerdict(0, (), (), False)
 
 def _read_back(draft: Draft, scores: Scores | None, verdict: Verdict) -> list[_RowVerdict]:
     """The round's only transfer; continuous tokens stay on the device."""
-    columns = [verdict.length[:, None]]
+    discrete = draft.tokens.dim() == 2
+    first = [verdict.length, _find_invalid_rows(draft, scores, verdict)]
+    if discrete and verdict.next is not None:
+        first.append(verdict.next)
+    columns = [torch.stack(first, 1)]
+    rows = row_column(draft.batch, draft.tokens.device)  # -1 reads the last node
     if not draft.is_chain:  # the path of a chain is a count
         columns.append(verdict.path)
     if draft.read_order is not None:
-        columns.append(draft.read_order.gather(1, verdict.path.clamp_min(0)))
-    discrete = draft.tokens.dim() == 2
+        columns.append(draft.read_order[rows, verdict.path])
     if discrete:
         made = draft.tokens if verdict.replacements is None else verdict.replacements
-        columns.append(made if draft.is_chain else made.gather(1, verdict.path.clamp_min(0)))
-        if verdict.next is not None:
-            columns.append(verdict.next[:, None])
+        columns.append(made if draft.is_chain else made[rows, verdict.path])
     if verdict.excess is not None:
         columns.append((verdict.excess[:, None] / UNIT).long())
     if draft.padded:
         columns.append(draft.mask.sum(-1, keepdim=True))
-    columns.append(_find_invalid_rows(draft, scores, verdict)[:, None])
     read = _parse_discrete if discrete else _parse_continuous
-    rows = torch.cat(columns, 1).tolist()
-    return [read(row, values, draft, verdict) for row, values in enumerate(rows)]
+    lines = torch.cat(columns, 1).tolist()
+    return [read(row, values, draft, verdict) for row, values in enumerate(lines)]
 
 
 def _parse_discrete(row: int, values: list[int], draft: Draft, verdict: Verdict) -> _RowVerdict:
-    """One row of the transfer: length, path, read order (trees), tokens, next, `_split_columns`."""
+    """One row: length, broken, next, path and read order (trees), tokens, `_split_columns`."""
+    following = [] if verdict.next is None else [values.pop(2)]
     nodes, drafted, broken, excess = _split_columns(values, draft, verdict)
     longest = verdict.path.shape[1]
-    first = 1 if draft.is_chain else 1 + longest
+    first = 2 if draft.is_chain else 2 + longest
     read: tuple[int, ...] = ()
     if draft.read_order is not None:
         read = tuple(values[first : first + len(nodes)])
         first += longest
-    tokens = values[first : first + len(nodes)]
-    if verdict.next is not None:
-        tokens.append(values[-1])
+    tokens = values[first : first + len(nodes)] + following
     return _RowVerdict(drafted, nodes, tuple(tokens), broken, excess, read)
 
 
@@ -264,11 +265,11 @@ def _parse_continuous(row: int, values: list[int], draft: Draft, verdict: Verdic
 def _split_columns(
     values: list[int], draft: Draft, verdict: Verdict
 ) -> tuple[tuple[int, ...], int, bool, float]:
-    """Accepted nodes, and from the end of `values`: excess (measured), size (padded), broken."""
-    length, broken = values[0], bool(values.pop())
+    """Accepted nodes, size and excess (from the end of `values`, if they vary), and broken."""
+    length, broken = values[0], bool(values[1])
     drafted = values.pop() if draft.padded else draft.nodes
     excess = 0.0 if verdict.excess is None else values.pop() * UNIT
-    nodes = range(length) if draft.is_chain else values[1 : 1 + length]
+    nodes = range(length) if draft.is_chain else values[2 : 2 + length]
     return tuple(nodes), drafted, broken, excess
 
 

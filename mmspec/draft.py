@@ -26,7 +26,7 @@ from torch import Tensor
 from mmspec._attributes import default_property
 from mmspec.distributions.categorical import Categorical
 from mmspec.errors import check_no_draft, raise_no_picture
-from mmspec.trees import Tree, all_true_mask, compute_ancestors, compute_children
+from mmspec.trees import Tree, all_true_mask, compute_children, compute_reach, expand_rows
 
 if TYPE_CHECKING:
     from mmspec.distributions import Distribution
@@ -97,10 +97,8 @@ class Draft:
         extras: object = None,
     ) -> Draft:
         """Wrap proposals (B, N) laid out as `tree`."""
-        real = (
-            all_true_mask(tokens.shape[0], tokens.shape[1], tokens.device) if mask is None else mask
-        )
-        parents = tree.parents_on(tokens.device).expand(tokens.shape[0], -1)
+        real = all_true_mask(*tokens.shape[:2], tokens.device) if mask is None else mask
+        parents = expand_rows(tree.parents_on(tokens.device), len(tokens))
         return cls(tokens, parents, real, kind, distribution, tree, mask is not None, extras=extras)
 
     @classmethod
@@ -128,9 +126,7 @@ class Draft:
 
     def depths(self) -> Tensor:  # (B, N), 0 = child of the context
         """Distance of every node from the context."""
-        if self.tree is not None:
-            return self.tree.depths_on(self.tokens.device).expand(self.batch, -1)
-        return self._depths
+        return expand_rows(self.scored_depths[:, 1:] - 1, self.batch)
 
     def relative_positions(self) -> Tensor:  # (B, N), 0 = the first position after the context
         """Position of every node relative to the context: its depth, unless there are gaps."""
@@ -141,7 +137,7 @@ class Draft:
         """Which nodes each node may attend to: itself and the path above it."""
         if self.tree is not None:
             return self.tree.ancestors_on(self.tokens.device).expand(self.batch, -1, -1)
-        return self._reach
+        return self.reach[:, 1:].bool()
 
     def children(self) -> Tensor:  # (B, N + 1, C) node index, -1 padded; row 0 = of the context
         """Child indices of each node, in the order of sampling."""
@@ -150,12 +146,15 @@ class Draft:
         return self._kids
 
     @cached_property
-    def _reach(self) -> Tensor:  # (B, N, N) bool: `ancestors` of rows that differ
-        return compute_ancestors(self.parents, self.max_depth)
+    def scored_depths(self) -> Tensor:  # (1 or B, N + 1)
+        """Distance from the context of what each row of `Scores` predicts."""
+        tree, device = self.tree, self.tokens.device
+        return self.reach.sum(-1).long() if tree is None else tree.scored_depths_on(device)
 
     @cached_property
-    def _depths(self) -> Tensor:  # (B, N): `depths` of rows that differ
-        return self._reach.sum(-1) - 1
+    def reach(self) -> Tensor:  # (B, N + 1, N) float
+        """1 where a node is on the path that ends at the context (row 0) or at a node; else 0."""
+        return compute_reach(self.parents, self.max_depth)
 
     @cached_property
     def _kids(self) -> Tensor:  # (B, N + 1, C): `children`; reads the largest number of children
@@ -173,6 +172,7 @@ class Scores:
     position: Tensor  # (B, N + 1) absolute position of the token that each row predicts
     features: Mapping[str, Tensor] = field(default_factory=dict)  # (B, N + 1, ...) as requested
     calls: int = 1  # forward passes
+    lengths: tuple[int, ...] | None = None  # position of row 0, where the host knows it
 
 
 @dataclass(frozen=True)

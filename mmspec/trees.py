@@ -13,6 +13,7 @@ from itertools import accumulate
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mmspec.errors import is_integer
 
@@ -128,6 +129,10 @@ class Tree:
     def depths_on(self, device: torch.device) -> Tensor:  # (1, N)
         return _depths(self, device)
 
+    def scored_depths_on(self, device: torch.device) -> Tensor:  # (1, N + 1)
+        """Distance from the context of what each row of `Scores` predicts."""
+        return _scored_depths(self, device)
+
     def ancestors_on(self, device: torch.device) -> Tensor:  # (1, N, N) bool
         return _ancestors(self, device)
 
@@ -146,6 +151,12 @@ def _depths(tree: Tree, device: torch.device) -> Tensor:
 
 
 @lru_cache(maxsize=256)
+def _scored_depths(tree: Tree, device: torch.device) -> Tensor:
+    depths = [0, *(depth + 1 for depth in tree.depths)]
+    return torch.tensor(depths, device=device).view(1, -1)
+
+
+@lru_cache(maxsize=256)
 def _ancestors(tree: Tree, device: torch.device) -> Tensor:
     table = torch.eye(tree.nodes, dtype=torch.bool)
     for node, parent in enumerate(tree.parents):
@@ -161,10 +172,10 @@ def _children(tree: Tree, device: torch.device) -> Tensor:
     return torch.tensor(rows, dtype=torch.int64, device=device)[None]
 
 
-def compute_ancestors(
+def compute_reach(
     parents: Tensor, max_depth: int | None = None
-) -> Tensor:  # (B, N) -> (B, N, N) bool, [b, i, j]: j is i or above
-    """Which nodes are on the path to each node, for rows that differ.
+) -> Tensor:  # (B, N) -> (B, N + 1, N) float, 1 at [b, i + 1, j]: j is i or above
+    """Which nodes are on the path to each node, for rows that differ; none in row 0, the context.
 
     `max_depth` bounds the nodes of a path; without it any tree of N nodes is expected.
     """
@@ -172,9 +183,12 @@ def compute_ancestors(
     nodes, itself = _identity(count, parents.device)
     reach = ((parents[..., None] == nodes) | itself).float()
     steps = (count if max_depth is None else max_depth) - 1  # from the last node to the first
-    for _ in range(max(steps - 1, 0).bit_length()):  # doubling the reach each time
-        reach = torch.bmm(reach, reach).clamp_(max=1)
-    return reach.bool()
+    times = max(steps - 1, 0).bit_length()
+    for _ in range(times):  # doubling the reach each time; binomials up to C(8, 4) stay small
+        reach = torch.bmm(reach, reach)
+        reach = reach.clamp_(max=1) if times > 3 else reach
+    reach = reach if times > 3 or not times else reach.clamp_(max=1)
+    return functional.pad(reach, (0, 0, 1, 0))
 
 
 @lru_cache(maxsize=64)
@@ -192,6 +206,23 @@ def compute_children(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node
     table = torch.full((batch, (count + 1) * width), -1, device=rank.device)
     table.scatter_(1, (parents + 1) * width + rank, nodes)
     return table.view(batch, count + 1, width)
+
+
+def expand_rows(values: Tensor, batch: int) -> Tensor:  # (1 or B, ...) -> (B, ...)
+    """The values of every row; no operation where they are given for each."""
+    return values if len(values) == batch else values.expand(batch, *values.shape[1:])
+
+
+@lru_cache(maxsize=64)
+def row_indices(batch: int, device: torch.device) -> Tensor:  # (B,)
+    """0, 1, ... of the rows of a batch."""
+    return torch.arange(batch, device=device)
+
+
+@lru_cache(maxsize=64)
+def row_column(batch: int, device: torch.device) -> Tensor:  # (B, 1)
+    """The same as a column, for indexing with one index per row and place."""
+    return torch.arange(batch, device=device)[:, None]
 
 
 @lru_cache(maxsize=64)

@@ -14,12 +14,16 @@ from mmspec.draft import Round
 from mmspec.zoo import language
 
 CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, and its nodes
-    "coupled": (110, {"length": 5}, 5),
-    "coupled, sampled": (260, {"length": 5}, 5),
-    "coupled, tree": (160, {"tree": [3, 2, 1, 1]}, 21),
-    "dynamic-tree": (225, {}, 16),
-    "recursive-rejection": (170, {}, 21),
+    "coupled": (65, {"length": 5}, 5),
+    "coupled, sampled": (100, {"length": 5}, 5),
+    "coupled, tree": (80, {"tree": [3, 2, 1, 1]}, 21),
+    "coupled, tree, sampled": (100, {"tree": [3, 2, 1, 1]}, 21),
+    "dynamic-tree": (150, {}, 16),
+    "dynamic-tree, sampled": (190, {}, 16),
+    "recursive-rejection": (80, {}, 21),
+    "recursive-rejection, sampled": (150, {}, 21),
 }
+AHEAD = 80  # more in a round that draws noise for the next ones too: at most one of these here
 
 
 class Outside(TorchDispatchMode):
@@ -46,13 +50,13 @@ def test_a_round_reads_one_tensor_and_runs_few_operations(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
     most, options, nodes = CASES[case]
-    recipe, *how_sampled = case.split(", ")
+    recipe, *kind = case.split(", ")
     model, small, processor = zoo.load("llava"), zoo.load("llava-drafter"), zoo.processor("llava")
     (example,) = language.examples(1, "held-out", 0, kind="caption")
     text = language.format_prompt(processor, example.prompt)
     request = dict(processor(text=[text], images=[example.image], return_tensors="pt"))
     reads: list[str] = []
-    for name in ("tolist", "item", "cpu", "numpy"):
+    for name in ("tolist", "item", "cpu", "numpy", "__bool__", "__int__"):
         own = getattr(torch.Tensor, name)
 
         def noted(self: Any, *args: Any, name: str = name, own: Any = own, **how: Any) -> Any:
@@ -62,7 +66,7 @@ def test_a_round_reads_one_tensor_and_runs_few_operations(
         monkeypatch.setattr(torch.Tensor, name, noted)
     rounds: list[tuple[int, int, int]] = []
     fast = mmspec.accelerate(model, recipe, drafter=small, **options)
-    how: dict[str, Any] = {"max_new_tokens": 32, "do_sample": how_sampled == ["sampled"]}
+    how: dict[str, Any] = {"max_new_tokens": 32, "do_sample": "sampled" in kind}
     how |= {"seed": 0} if how["do_sample"] else {}
     fast.generate(**request, **how)  # what is made once for all rounds
     reads.clear()
@@ -74,9 +78,10 @@ def test_a_round_reads_one_tensor_and_runs_few_operations(
         )
     full = [one for one in rounds[1:] if one[0] == nodes]  # the first round reads the prompt
     assert len(full) > 1, rounds
-    for _, operations, read in full:
-        assert 0 < operations <= most, rounds
-        assert read == 1
+    assert {read for _, _, read in full} == {1}
+    *usual, largest = sorted(operations for _, operations, _ in full)
+    assert 0 < usual[0] <= usual[-1] <= most, rounds
+    assert largest <= most + AHEAD * how["do_sample"], rounds
 
 
 def _since(kept: Round, outside: Outside, reads: list[str]) -> tuple[int, int, int]:

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
-import torch
 from torch import Tensor
 
 from mmspec.distributions import Distribution
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.verifiers.walk import check_draft, verify_tokens
+from mmspec.trees import row_column
+from mmspec.verifiers.walk import check_draft, draft_depth, verify_tokens
 
 
 @dataclass(frozen=True)
@@ -43,16 +42,17 @@ def target_tokens(draft: Draft, scores: Scores, noise: Noise) -> Tensor:  # (B, 
     if isinstance(distribution, Categorical):
         if distribution.hard:
             return distribution.scores.argmax(-1)
-        if draft.tree is not None and not draft.is_chain:  # noise per depth, not per node
-            first, level = _levels(draft.tree.depths, distribution.scores.device)
-            gumbel = noise.shared_keys(scores.position[:, first]).gumbel(distribution.size)
-            return (distribution.scores + gumbel[:, level]).argmax(-1)
+        if scores.lengths is not None and draft.node_inputs is None:  # noise per depth, not node
+            count = draft_depth(draft) + 1
+            gumbel = noise.position_gumbel(scores.lengths, count, distribution.size)
+            return (distribution.scores + _spread_levels(draft, gumbel)).argmax(-1)
     return distribution.sample(noise.shared_keys(scores.position))
 
 
-@lru_cache(maxsize=64)
-def _levels(depths: tuple[int, ...], device: torch.device) -> tuple[Tensor, Tensor]:
-    """The first row of `scores` at each level, and the level of each row."""
-    level = [0] + [depth + 1 for depth in depths]
-    first = [level.index(value) for value in range(max(level) + 1)]
-    return torch.tensor(first, device=device), torch.tensor(level, device=device)
+def _spread_levels(draft: Draft, gumbel: Tensor) -> Tensor:  # (B, D + 1, V) -> (B, N + 1, V)
+    """The noise of the level of each row of `scores`."""
+    if draft.is_chain:
+        return gumbel
+    if draft.tree is not None:
+        return gumbel[:, draft.tree.scored_depths_on(gumbel.device)[0]]
+    return gumbel[row_column(draft.batch, gumbel.device), draft.scored_depths]

@@ -123,6 +123,12 @@ class ScriptedNoise:
     def fresh_keys(self, lane: int, index: Tensor) -> Keys:
         raise ValueError("raw keys cannot be enumerated; verifiers decide with flip and pick")
 
+    def position_gumbel(self, lengths: tuple[int, ...], count: int, size: int) -> Tensor:
+        raise ValueError("noise shared by positions cannot be enumerated; compare seeded samples")
+
+    def fresh_gumbel(self, lane: int, count: int, size: int) -> Tensor:
+        raise ValueError("raw noise cannot be enumerated; verifiers decide with flip and pick")
+
     def flip(self, probability: Tensor, lane: int) -> Tensor:
         self._claim_lane(lane)
         chances = probability.double().reshape(len(probability), -1)
@@ -139,6 +145,21 @@ class ScriptedNoise:
         self._claim_lane(lane)
         weights = weights.double()
         return self._decide(weights / weights.sum(-1, keepdim=True), (lane, 0))
+
+    def choose(self, survival: Tensor, level: Tensor, count: int, lane: int) -> Tensor:
+        own = level[..., 0].expand(survival.shape[:2])
+        slot = torch.zeros_like(own)
+        for depth in range(count):  # its number falls between two of all bounds of the level
+            self._claim_lane(lane + depth)
+            here = own == depth
+            bounds = torch.where(here[..., None], survival, 0).double().flatten(1)
+            bounds = bounds.sort(-1, descending=True).values
+            bounds = torch.nn.functional.pad(bounds, (0, 1))
+            tops = torch.nn.functional.pad(bounds[:, :-1], (1, 0), value=1.0)
+            chosen = self._decide((tops - bounds).clamp_min(0), (lane + depth, 0))[:, None]
+            number = (tops.gather(1, chosen) + bounds.gather(1, chosen)) / 2
+            slot = torch.where(here, (survival > number[..., None]).sum(-1), slot)
+        return slot
 
     def _claim_lane(self, lane: int) -> None:
         if lane in self._seen:

@@ -8,23 +8,15 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical, residual
-from mmspec.distributions.noise import Noise
+from mmspec.distributions.categorical import Categorical, normalise, residual
 from mmspec.draft import Draft, Kind
-from mmspec.verifiers.sample_and_match import find_child
-from mmspec.verifiers.walk import (
-    SiblingDescent,
-    Siblings,
-    Step,
-    gather_token,
-    one_hot,
-    proposal,
-    remove_token,
-)
+from mmspec.verifiers.branches import Branches, BranchVerifier, Step
+from mmspec.verifiers.sample_and_match import match_children
+from mmspec.verifiers.walk import gather_token, proposal
 
 
 @dataclass(frozen=True)
-class GreedyMultiDraft(SiblingDescent):
+class GreedyMultiDraft(BranchVerifier):
     """Verify top k-1 children and one sample of the rest (greedy draft sampling, Hu et al. 2025).
 
     The sample x ~ q' (q without the top) is tested as in speculative sampling; if its correction is
@@ -38,22 +30,43 @@ class GreedyMultiDraft(SiblingDescent):
         return _step
 
 
-def get_sampled_child(family: Siblings) -> tuple[Tensor, Tensor, Tensor]:  # (B,), (B,), (B, V)
-    """The sampled child, whether it exists, and the distribution it was sampled from."""
-    slot = family.last.clamp_min(0)[:, None]
-    x = family.tokens.gather(1, slot).squeeze(1)
-    there = family.real.gather(1, slot).squeeze(1)
-    q = family.q.probs
-    for j, sure in enumerate(family.tokens.unbind(1)):
-        q = torch.where((family.real[:, j] & (j < family.last))[:, None], remove_token(q, sure), q)
-    return x, there, proposal(Categorical.from_probs(q), x, Kind.HUB).probs
+@dataclass(frozen=True)
+class SampledChild:
+    """The child of each branch that was sampled after the top ones; `x` where `there`."""
+
+    x: Tensor  # (B, M)
+    there: Tensor  # (B, M) bool
+    last: Tensor  # (1 or B, M) its slot, padding included
+    q: Tensor  # (B, M, V) what it was sampled from
+
+    @classmethod
+    def from_branches(cls, branches: Branches) -> SampledChild:
+        assert branches.q is not None
+        q, tokens, real = branches.q, branches.tokens, branches.real_children()
+        last = branches.last_slots()
+        x = tokens.gather(2, last[..., None].expand(*tokens.shape[:2], 1)).squeeze(2)
+        there = real.expand_as(tokens).gather(2, last[..., None].expand(*x.shape, 1)).squeeze(2)
+        slots = torch.arange(tokens.shape[2], device=x.device)
+        top = real & (slots < last[..., None])
+        kept = torch.where(top, 0, q.gather(-1, tokens))
+        rest = q.scatter_reduce(-1, tokens, kept, "amin")
+        rest = torch.where(top.any(-1, keepdim=True), normalise(rest, rest), q)
+        return cls(x, there, last, proposal(Categorical.from_probs(rest), x, Kind.HUB).probs)
+
+    def chance(self, p: Tensor) -> Tensor:  # (B, M, V) -> (B, M, 1)
+        """Its acceptance by speculative sampling."""
+        chance = (gather_token(p, self.x) / gather_token(self.q, self.x)).clamp_max(1)
+        return torch.where(self.there, chance, 0)[..., None]
+
+    def is_later(self, count: int) -> Tensor:  # (1 or B, M, C)
+        """The slots before it."""
+        return torch.arange(count, device=self.x.device) < self.last[..., None]
 
 
-def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
-    p = family.p.probs
-    x, there, q = get_sampled_child(family)
-    hit = noise.flip(
-        torch.where(there, (gather_token(p, x) / gather_token(q, x)).clamp_max(1), 0), lane
-    )
-    correction = noise.pick(torch.where(there[:, None], residual(p, q), p), lane + 1)
-    return torch.where(hit, family.last, find_child(family, correction)), one_hot(correction, p)
+def _step(branches: Branches) -> tuple[Tensor, Tensor]:
+    p, x = branches.p, branches.tokens
+    sampled = SampledChild.from_branches(branches)
+    chance = sampled.chance(p)
+    correction = torch.where(sampled.there[..., None], residual(p, sampled.q), p)
+    survival, rest = match_children(correction, x, branches.real, 1 - chance)
+    return survival + chance * sampled.is_later(x.shape[-1]), rest

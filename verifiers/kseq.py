@@ -8,15 +8,14 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import as_categorical, normalise
-from mmspec.distributions.noise import Noise
+from mmspec.distributions.categorical import as_categorical
 from mmspec.draft import Draft, Kind
+from mmspec.verifiers.branches import Branches, BranchVerifier, Step
 from mmspec.verifiers.sample_and_match import match
-from mmspec.verifiers.walk import SiblingDescent, Siblings, Step
 
 
 @dataclass(frozen=True)
-class KSeq(SiblingDescent):
+class KSeq(BranchVerifier):
     """Accept the first of k samples that passes min(1, p / (rho q)) (SpecTr, Sun et al. 2023).
 
     rho solves 1 - (1 - beta)^k = rho beta, beta = sum min(q, p / rho). Lossless; accepts at least 1
@@ -31,21 +30,22 @@ class KSeq(SiblingDescent):
         return match if is_greedy else _step
 
 
-def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
-    p, q = family.p.probs, family.q.probs
-    k = family.real.sum(-1, keepdim=True).to(p)
-    rho = acceptance_ratio(p, q, k) if family.tokens.shape[1] > 1 else torch.ones_like(k)
+def _step(branches: Branches) -> tuple[Tensor, Tensor]:
+    assert branches.q is not None
+    p, q, x = branches.p, branches.q, branches.tokens
+    real = branches.real_children()
+    k = real.sum(-1, keepdim=True).to(p)
+    rho = acceptance_ratio(p, q, k) if x.shape[-1] > 1 else torch.ones_like(k)
     tiny = torch.finfo(p.dtype).tiny
-    ratio = p.gather(1, family.tokens) / (rho * q.gather(1, family.tokens)).clamp_min(tiny)
-    hits = noise.flip(torch.where(family.real, ratio.clamp_max(1), 0), lane)
-    slot = torch.where(hits.any(-1), hits.int().argmax(-1), -1)
+    ratio = p.gather(-1, x) / (rho * q.gather(-1, x)).clamp_min(tiny)
+    survival = (1 - ratio.clamp_max(1) * real).cumprod(-1)
     taken = torch.minimum(q, p / rho)
     beta = taken.sum(-1, keepdim=True)
     factor = torch.where(beta > 0, (1 - (1 - beta).pow(k)) / beta.clamp_min(tiny), k)
-    return slot, normalise((p - taken * factor).clamp_min(0), p)
+    return survival, (p - taken * factor).clamp_min(0)
 
 
-def acceptance_ratio(p: Tensor, q: Tensor, k: Tensor) -> Tensor:  # (B, V) x2, (B, 1) -> (B, 1)
+def acceptance_ratio(p: Tensor, q: Tensor, k: Tensor) -> Tensor:  # (..., V) x2, (..., 1)
     """rho in [1, k] by bisection, from the side where the residual stays non-negative."""
     low, high = torch.ones_like(k), k.clamp_min(1)
     for _ in range(56 if p.dtype == torch.float64 else 28):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import ClassVar
 
 import torch
@@ -11,6 +12,7 @@ from torch import Tensor
 from mmspec.distributions.categorical import Categorical, as_categorical
 from mmspec.distributions.noise import Flips, Lane, Noise
 from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier
+from mmspec.verifiers.branches import reject_one_by_one, verify_branches
 from mmspec.verifiers.distances import ClosedForm, excess
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.walk import (
@@ -59,6 +61,10 @@ class Recursive(Verifier):
             return greedy
         if draft.is_chain:
             return self._chain(draft, scores, noise)
+        if self.rule == Exact():
+            return verify_branches(
+                draft, scores, noise, partial(reject_one_by_one, kind=draft.kind)
+            )
 
         longest, over = draft_depth(draft), list[Tensor]()
         hits = noise.prepare_flips(child_lanes(draft))

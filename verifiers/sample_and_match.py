@@ -10,7 +10,8 @@ from torch import Tensor
 
 from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.verifiers.walk import Siblings, check_draft, descend, one_hot
+from mmspec.verifiers.branches import Branches, verify_branches
+from mmspec.verifiers.walk import check_draft, verify_greedy
 
 
 @dataclass(frozen=True)
@@ -28,16 +29,31 @@ class SampleAndMatch(Verifier):
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         check_draft(self, draft, distribution=False)
-        return descend(draft, scores, noise, match)
+        return verify_greedy(draft, scores) or verify_branches(draft, scores, noise, match)
 
 
-def match(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
-    """One level: the slot of the child that equals the target's token, and a point mass on it."""
-    token = noise.pick(family.p.probs, lane)
-    return find_child(family, token), one_hot(token, family.p.probs)
+def match(branches: Branches) -> tuple[Tensor, Tensor]:
+    """Each distinct child is the target's sample with its probability p(x)."""
+    x, p = branches.tokens, branches.p
+    return match_children(p, x, branches.real, torch.ones_like(p[..., :1]))
 
 
-def find_child(family: Siblings, token: Tensor) -> Tensor:  # (B,) -> (B,)
-    """The first child equal to `token`, or -1."""
-    same = family.real & (family.tokens == token[:, None])
-    return torch.where(same.any(-1), same.int().argmax(-1), -1)
+def match_children(
+    weights: Tensor, x: Tensor, real: Tensor | None, chance: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Children x (B, M, C) that equal a sample of `weights` (B, M, V), which exists with `chance`.
+
+    Returns the probability that none so far does, and the weights without the children.
+    """
+    found = weights.gather(-1, x)
+    if real is not None:
+        found = found * real
+    if x.shape[-1] > 1:
+        same = (x[..., :, None] == x[..., None, :]).tril(-1)
+        if real is not None:
+            same = same & real[..., None, :]
+        found = found * ~same.any(-1)
+    removed = found * 0 if real is None else torch.where(real, 0, weights.gather(-1, x))
+    rest = weights.scatter_reduce(-1, x, removed, "amin")
+    later = found.flip(-1).cumsum(-1).flip(-1) - found  # of the children after each
+    return chance * (rest.sum(-1, keepdim=True) + later), rest

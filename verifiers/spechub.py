@@ -8,15 +8,13 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import normalise
-from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind
-from mmspec.verifiers.greedy_multidraft import get_sampled_child
-from mmspec.verifiers.walk import SiblingDescent, Siblings, Step, gather_token
+from mmspec.verifiers.branches import Branches, BranchVerifier, Step
+from mmspec.verifiers.greedy_multidraft import SampledChild
 
 
 @dataclass(frozen=True)
-class SpecHub(SiblingDescent):
+class SpecHub(BranchVerifier):
     """Transport pairs (top token a, sample x) onto the target (Sun et al. 2024, SpecHub), k = 2.
 
     The pair {a, x} has mass q'(x) = q(x) / (1 - q(a)). Token x takes up to p(x) of it, the hub a
@@ -35,19 +33,18 @@ class SpecHub(SiblingDescent):
         return _step
 
 
-def _step(family: Siblings, noise: Noise, lane: int) -> tuple[Tensor, Tensor]:
-    p = family.p.probs
-    x, there, pair = get_sampled_child(family)
-    pair = torch.where(there[:, None], pair, 0)
-    spill = torch.where(there, (pair - p).clamp_min(0).sum(-1), 1)  # mass that x could not take
-    first = noise.flip(
-        torch.where(there, (gather_token(p, x) / gather_token(pair, x)).clamp_max(1), 0), lane
-    )
-    hub = family.real[:, 0] & (family.last > 0)
-    a = family.tokens[:, 0]
-    share = (gather_token(p, a) / spill.clamp_min(torch.finfo(p.dtype).tiny)).clamp_max(1)
-    second = noise.flip(torch.where(hub & ~first, share, 0), lane + 1)
-    slot = torch.where(first, family.last, torch.where(second, 0, -1))
+def _step(branches: Branches) -> tuple[Tensor, Tensor]:
+    p, x = branches.p, branches.tokens
+    sampled = SampledChild.from_branches(branches)
+    there = sampled.there[..., None]
+    pair = torch.where(there, sampled.q, 0)
+    spill = torch.where(there, (pair - p).clamp_min(0).sum(-1, keepdim=True), 1)  # not taken by x
+    first = sampled.chance(p)
+    a = x[..., :1]
+    hub = branches.real_children()[..., :1] & (sampled.last > 0)[..., None]
+    share = (p.gather(-1, a) / spill.clamp_min(torch.finfo(p.dtype).tiny)).clamp_max(1)
+    failed = (1 - first) * (1 - torch.where(hub, share, 0))
     left = (p - pair).clamp_min(0)
-    kept = gather_token(left, a) - torch.where(hub, torch.minimum(gather_token(p, a), spill), 0)
-    return slot, normalise(left.scatter(-1, a[:, None], kept.clamp_min(0)[:, None]), p)
+    kept = left.gather(-1, a) - torch.where(hub, torch.minimum(p.gather(-1, a), spill), 0)
+    survival = failed + first * sampled.is_later(x.shape[-1])
+    return survival, left.scatter(-1, a, kept.clamp_min(0))

@@ -14,6 +14,7 @@ from torch import Tensor
 from mmspec.distributions.categorical import Categorical, as_categorical, normalise
 from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Rule, RuleSchedule, Scores, Verdict, Verifier
+from mmspec.trees import Tree, row_column, row_indices
 
 STRIDE = 1 << 16  # noise lanes per level, more than the siblings of any node
 
@@ -35,7 +36,7 @@ Step = Callable[[Siblings, Noise, int], tuple[Tensor, Tensor]]
 
 
 class SiblingDescent(Verifier):
-    """Descends from the context; `step` accepts children. Lossless."""
+    """Descends from the context; `step` accepts children, level by level. Lossless."""
 
     lossless: ClassVar[bool] = True
 
@@ -100,27 +101,77 @@ def verify_greedy(draft: Draft, scores: Scores) -> Verdict | None:
 def verify_tokens(draft: Draft, own: Tensor) -> Verdict:
     """Accept the path that equals the target's tokens `own` (B, N + 1, *E): row 0, then nodes."""
     if draft.is_chain or not draft.nodes:
-        hits = _equal(own[:, :-1], draft.tokens)
+        hits = ~_differ(own[:, :-1], draft.tokens)
         accepted = (hits & draft.mask if draft.padded else hits).cumprod(-1)
         length = row = accepted.sum(-1)
         path = accepted * _count_from_one(draft.nodes, accepted.device) - 1
+    elif draft.tree is not None:
+        above = parent_rows(draft.tree, own.device)
+        path, length, row = find_failed_path(draft, _differ(own[:, above], draft.tokens))
     else:
-        parent = draft.parents + 1
-        rows = torch.arange(draft.batch, device=parent.device)[:, None]
-        path, length, row = find_longest_path(draft, _equal(own[rows, parent], draft.tokens))
+        rows = row_column(draft.batch, own.device)
+        path, length, row = find_failed_path(
+            draft, _differ(own[rows, draft.parents + 1], draft.tokens)
+        )
     if own.dim() == 2:
         return Verdict(path, length, own.gather(1, row[:, None])[:, 0])
     return Verdict(path, length, own[torch.arange(draft.batch, device=row.device), row])
 
 
-def _equal(left: Tensor, right: Tensor) -> Tensor:  # (B, N, *E) x2 -> (B, N)
-    same = left == right
-    return same if same.dim() == 2 else same.flatten(2).all(-1)
+def _differ(left: Tensor, right: Tensor) -> Tensor:  # (B, N, *E) x2 -> (B, N)
+    differs = left != right
+    return differs if differs.dim() == 2 else differs.flatten(2).any(-1)
 
 
 @lru_cache(maxsize=64)
 def _count_from_one(count: int, device: torch.device) -> Tensor:
     return torch.arange(1, count + 1, device=device)
+
+
+def find_failed_path(draft: Draft, failed: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """`find_longest_path` without the nodes that failed (B, N), and those below them."""
+    if draft.padded:
+        failed = failed | ~draft.mask
+    if draft.tree is not None:
+        depth, below, paths = _ends(draft.tree, failed.device)
+        length, row = torch.addmm(depth, failed.float(), below).max(-1)
+        return paths[row], length.long(), row
+    num_failed = (draft.reach * failed[:, None]).sum(-1)
+    length, row = draft.scored_depths.masked_fill(num_failed > 0, -1).max(-1)
+    places = _count_down(draft.nodes, row.device)  # the first node has the largest
+    ends = draft.reach[row_indices(draft.batch, row.device), row] * places
+    path = draft.nodes - ends.topk(draft_depth(draft), -1).values.long()
+    return path.masked_fill(path == draft.nodes, -1), length, row
+
+
+@lru_cache(maxsize=64)
+def _count_down(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, 0, -1, device=device).float()
+
+
+@lru_cache(maxsize=64)
+def _ends(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
+    """For a path that ends at each row of `scores`: length, penalty of failed nodes, its nodes.
+
+    (N + 1,) float; (N, N + 1) float, below any length where the node is on the path; (N + 1, D)
+    node indices, -1 padded.
+    """
+    paths: list[list[int]] = [[]]
+    for node, parent in enumerate(tree.parents):
+        paths.append([*paths[parent + 1], node])
+    padded = [path + [-1] * (tree.depth - len(path)) for path in paths]
+    below = torch.zeros(tree.nodes, tree.nodes + 1)
+    for row, path in enumerate(paths):
+        below[path, row] = -8192.0  # exact in every format of matrix products
+    length = torch.tensor([float(len(path)) for path in paths])
+    table = torch.tensor(padded, dtype=torch.int64, device=device).view(tree.nodes + 1, tree.depth)
+    return length.to(device), below.to(device), table
+
+
+@lru_cache(maxsize=64)
+def parent_rows(tree: Tree, device: torch.device) -> Tensor:  # (N,)
+    """The row of `scores` that predicts each node."""
+    return torch.tensor([parent + 1 for parent in tree.parents], device=device)
 
 
 def find_longest_path(

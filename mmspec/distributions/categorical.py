@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, ClassVar
 
 import torch
@@ -27,6 +27,7 @@ class Categorical:
     source: Tensor | Callable[[], Tensor]  # (..., V) float scores, or a function that returns them
     hard: bool = False
     known_probs: Tensor | None = None  # (..., V) probabilities, if already computed
+    repeats: tuple[Categorical, tuple[int, ...]] | None = None  # see `repeat_rows`
     invalid_reason: ClassVar[str] = "logits are NaN or all -inf"
 
     @classmethod
@@ -115,7 +116,8 @@ class Categorical:
         `mask` (B, M) excludes padding. One reduction without host synchronisation: read the result
         together with the verdict.
         """
-        broken = ~self.scores.amax(-1).isfinite()  # amax propagates NaN; -inf where all is -inf
+        best = self.scores.amax(-1)  # propagates NaN; -inf where all is -inf
+        broken = (best - best) != 0  # NaN for NaN and infinite values
         if mask is not None:
             broken = broken & mask
         return broken.flatten(1).any(-1)
@@ -129,6 +131,14 @@ class Categorical:
         if self.known_probs is None:
             return Categorical(self.scores[index], self.hard)
         return Categorical(lambda: self.scores[index], self.hard, self.known_probs[index])
+
+    def repeat_rows(self, rows: tuple[int, ...]) -> Categorical:
+        """The distributions (B, N) at N indices of these (B, M), gathered when they are used."""
+
+        def gather() -> Tensor:
+            return self.scores[:, row_index(rows, self.scores.device)]
+
+        return Categorical(gather, self.hard, None, (self, rows))
 
     @staticmethod
     def where(chosen: Tensor, one: Categorical, other: Categorical) -> Categorical:
@@ -163,14 +173,10 @@ class Categorical:
         )
 
 
-def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) -> (..., C)
-    """The tokens at these quantiles: sampling by the inverse distribution function.
-
-    Weights need not be normalised. Cheaper than Gumbel noise where no coupling is needed.
-    """
-    mass = weights.to(torch.promote_types(weights.dtype, uniform.dtype)).cumsum(-1)
-    place = (uniform * mass[..., -1:]).expand(*mass.shape[:-1], -1).contiguous()
-    return torch.searchsorted(mass, place, right=True).clamp_max(weights.shape[-1] - 1)
+@lru_cache(maxsize=64)
+def row_index(rows: tuple[int, ...], device: torch.device) -> Tensor:  # (N,)
+    """Indices on a device."""
+    return torch.tensor(rows, device=device)
 
 
 def probs_of_tokens(

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
-from typing import Protocol
+from functools import lru_cache
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,9 @@ from torch import Tensor
 _GOLDEN = -7046029254386353131  # 0x9E3779B97F4A7C15
 _MIX1 = -4658895280553007687  # 0xBF58476D1CE4E5B9
 _MIX2 = -7723592293110705685  # 0x94D049BB133111EB
+AHEAD = 32  # rounds or positions whose numbers are computed at once,
+MAX_AHEAD = 1 << 20  # if there are no more numbers than this
+LEVELS = 16  # of most trees
 _ROUNDS = 0x5BD1E9955BD1E995  # separates rounds from seeds, which are small numbers too
 
 
@@ -43,6 +47,21 @@ class Noise(Protocol):
     def flip(self, probability: Tensor, lane: int) -> Tensor: ...  # (B, ...) -> bool, True w.p. it
     def prepare_flips(self, lanes: Tensor) -> Flips: ...  # `flip` on many lanes at once
     def pick(self, weights: Tensor, lane: int) -> Tensor: ...  # (B, V), non-negative -> (B,)
+    def choose(self, survival: Tensor, level: Tensor, count: int, lane: int) -> Tensor:
+        """(B, M, C), not increasing along C -> (B, M): k w.p. survival[k - 1] - survival[k].
+
+        `level` (M, 1) or (B, M, 1) is below `count`; entries of one level share their random
+        number, of lane `lane + level`.
+        """
+        ...
+
+    def position_gumbel(self, lengths: tuple[int, ...], count: int, size: int) -> Tensor:
+        """Gumbel noise (B, count, size) of `shared_keys` of `count` positions from `lengths` on."""
+        ...
+
+    def fresh_gumbel(self, lane: int, count: int, size: int) -> Tensor:
+        """Gumbel noise (B, count, size) of `fresh_keys` of the first `count` indices."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -52,11 +71,10 @@ class Keys:
     key: Tensor  # (...) int64
 
     def uniform(self, *event: int) -> Tensor:  # (..., *event) in (0, 1), as wide as the device has
-        count = math.prod(event)
         if not event:
             return _unit(_hash(self.key))
-        index = torch.arange(count, device=self.key.device)
-        return _unit(_hash(self.key[..., None] + index * _GOLDEN)).reshape(*self.key.shape, *event)
+        numbers = _unit(_hash(self.key[..., None] + _offsets(math.prod(event), self.key.device)))
+        return numbers if len(event) == 1 else numbers.reshape(*self.key.shape, *event)
 
     def gumbel(self, size: int) -> Tensor:  # (..., size) float32
         """Standard Gumbel noise. Its upper tail comes from small uniforms, which are precise."""
@@ -83,6 +101,9 @@ class KeyedNoise:
     rows: Tensor  # (B,) int64, seed and row id hashed together
     round: int = 0
     starts: Tensor | None = None  # (B,) int64 round of the batch that is each row's round 0
+    tables: dict[Any, tuple[Any, ...]] = field(  # rows and starts, and their numbers to come
+        default_factory=dict, compare=False, repr=False
+    )
 
     @classmethod
     def from_seed(
@@ -130,7 +151,90 @@ class KeyedNoise:
         return lambda place, probability: uniform[place] < probability
 
     def pick(self, weights: Tensor, lane: int) -> Tensor:
-        return (weights.log() + self._own(lane).gumbel(weights.shape[-1])).argmax(-1)
+        return quantile(weights, self._uniforms(lane, 1)).squeeze(1)
+
+    def choose(self, survival: Tensor, level: Tensor, count: int, lane: int) -> Tensor:
+        uniform = self._uniforms(lane, count)
+        if level.dim() == 2:
+            own = uniform[:, level]
+        else:
+            own = uniform.gather(1, level.squeeze(2))[..., None]
+        return (own < survival).sum(-1)
+
+    def position_gumbel(self, lengths: tuple[int, ...], count: int, size: int) -> Tensor:
+        key = ("positions", size)
+        starts, table = self._recall(key)
+        offsets = (
+            []
+            if table is None
+            else [now - start for now, start in zip(lengths, starts, strict=True)]
+        )
+        if table is None or min(offsets) < 0 or max(offsets) + count > table.shape[1]:
+            ahead = max(count, min(AHEAD, MAX_AHEAD // (len(lengths) * size)))
+            first = torch.tensor(lengths, device=self.rows.device)[:, None]
+            position = first + torch.arange(ahead, device=first.device)
+            table = self.shared_keys(position).gumbel(size)
+            self.tables[key] = self.rows, self.starts, lengths, table
+            offsets = [0] * len(lengths)
+        if min(offsets) == max(offsets):
+            return table.narrow(1, offsets[0], count)
+        index = torch.tensor(offsets, device=table.device)[:, None]
+        index = index + torch.arange(count, device=index.device)
+        return table[torch.arange(len(index), device=index.device)[:, None], index]
+
+    def fresh_gumbel(self, lane: int, count: int, size: int) -> Tensor:
+        rounds = max(1, min(AHEAD, MAX_AHEAD // (len(self.rows) * count * size)))
+
+        def draw(first: int) -> dict[Any, Tensor]:  # (rounds, B, count, V)
+            index = torch.arange(count, device=self.rows.device) * _GOLDEN
+            salts = self._round_salts(first, rounds, [lane])[..., 0]
+            keys = Keys(_hash((self.rows ^ salts)[..., None] + index))
+            return {(lane, count, size): keys.gumbel(size)}
+
+        return self._of_this_round((lane, count, size), draw)
+
+    def _uniforms(self, lane: int, count: int) -> Tensor:  # (B, 1), or (B, count or more)
+        """One number for each of `count` lanes; others may follow them."""
+        if (lane == Lane.WALK and 1 < count <= LEVELS) or (lane == Lane.RESIDUAL and count == 1):
+            return self._of_this_round((lane, "usual"), self._draw_usual)
+
+        def draw(first: int) -> dict[Any, Tensor]:
+            return {(lane, count): self._draw_uniforms(range(lane, lane + count), first)}
+
+        return self._of_this_round((lane, count), draw)
+
+    def _draw_usual(self, first: int) -> dict[Any, Tensor]:
+        """Those of most verdicts, drawn together."""
+        lanes = (*range(Lane.WALK, Lane.WALK + LEVELS), Lane.RESIDUAL)
+        walk, residual = self._draw_uniforms(lanes, first).split([LEVELS, 1], -1)
+        return {(Lane.WALK, "usual"): walk, (Lane.RESIDUAL, "usual"): residual}
+
+    def _draw_uniforms(self, lanes: Sequence[int], first: int) -> Tensor:  # (rounds, B, lanes)
+        salts = self._round_salts(first, AHEAD, lanes)
+        return Keys(_hash(salts ^ self.rows[:, None])).uniform()
+
+    def _of_this_round(self, key: Any, draw: Callable[[int], dict[Any, Tensor]]) -> Tensor:
+        """An entry of a table (rounds, ...); `draw` makes tables from its first round on."""
+        first, table = self._recall(key)
+        if table is None or not 0 <= self.round - first < len(table):
+            for name, made in draw(self.round).items():
+                self.tables[name] = self.rows, self.starts, self.round, made.unbind(0)
+            first, table = self._recall(key)
+        found: Tensor = table[self.round - first]
+        return found
+
+    def _recall(self, key: Any) -> tuple[Any, Any]:
+        """Where a table of these rows begins, and the table; None if there is none."""
+        rows, starts, first, table = self.tables.get(key, (None, None, 0, None))
+        is_own = rows is self.rows and starts is self.starts
+        return (first, table) if is_own else (0, None)
+
+    def _round_salts(self, first: int, count: int, lanes: Sequence[int]) -> Tensor:
+        """`_salt` of several rounds and lanes: (count, 1 or B, lanes)."""
+        rounds = torch.arange(first, first + count, device=self.rows.device)[:, None]
+        own = rounds if self.starts is None else rounds - self.starts
+        places = torch.tensor(lanes, device=self.rows.device)
+        return _hash(_hash(own ^ _ROUNDS)[..., None] + places)
 
     def _own(self, lane: int) -> Keys:  # (B,)
         """One key per row."""
@@ -144,6 +248,23 @@ class KeyedNoise:
         if self.starts is None:
             return _fold(self.round ^ _ROUNDS)
         return _hash((self.round - self.starts) ^ _ROUNDS)
+
+
+def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) -> (..., C)
+    """The tokens at these quantiles: sampling by the inverse distribution function.
+
+    Weights need not be normalised. Cheaper than Gumbel noise where no coupling is needed.
+    """
+    mass = weights.to(torch.promote_types(weights.dtype, uniform.dtype)).cumsum(-1)
+    place = uniform * mass[..., -1:]
+    if place.shape[:-1] != mass.shape[:-1]:
+        place = place.expand(*mass.shape[:-1], -1).contiguous()
+    return torch.searchsorted(mass, place, right=True).clamp_max(weights.shape[-1] - 1)
+
+
+@lru_cache(maxsize=16)
+def _offsets(count: int, device: torch.device) -> Tensor:
+    return torch.arange(count, device=device) * _GOLDEN
 
 
 def _hash(key: Tensor) -> Tensor:

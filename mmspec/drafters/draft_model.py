@@ -130,7 +130,7 @@ class Layout:
     depths: Tensor  # (1 or B, n), 0 = child of the context
     visible: Tensor  # (1 or B, n, read before + n) bool: read nodes each one attends to
     masks: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
-    known_parents: Tensor | None = None  # `parents`, where the shape knows them
+    known_parents: tuple[Tensor, int] | None = None  # of nodes read one level before, less that
 
     def place_after(self, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Depths and additive mask after `waiting` tokens that are not cached; computed once."""
@@ -150,7 +150,7 @@ class Layout:
         Nodes are read level by level, so the last earlier node that one attends to is its parent.
         """
         if self.known_parents is not None:
-            return self.known_parents
+            return self.known_parents[0] + self.known_parents[1]
         count, total = self.visible.shape[1:]
         column = torch.arange(total, device=self.visible.device)
         before = column < torch.arange(total - count, total, device=column.device)[:, None]
@@ -172,6 +172,10 @@ class DraftNodes:
         tokens = torch.cat((*self.earlier, self.tokens), 1)
         visible = self.layout.visible.expand(context.batch, -1, -1)
         return prefix_of(context, lambda: paths_of_visible(tokens, visible))
+
+    def ahead(self, context: Context) -> Tensor | int:
+        """Their depths, counted from 1, for `draft_distribution`; 0 where nothing reads them."""
+        return self.layout.depths + 1 if context.sampling.position_processors else 0
 
     def block(self, like: Tensor, waiting: int = 0) -> TokenBlock:
         """As a token block after the cached tokens and `waiting` uncached ones, where `like` is."""

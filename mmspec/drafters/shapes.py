@@ -26,7 +26,7 @@ from mmspec.drafters.draft_model import (
 )
 from mmspec.drafters.lengths.goodput import parse
 from mmspec.drafters.lengths.length import Fixed, Length, max_useful_length, useful_lengths
-from mmspec.drafters.trees.draws import draw, draw_noise, race_level
+from mmspec.drafters.trees.draws import draw, draw_fresh_noise, draw_noise, race_level, top_of_all
 from mmspec.recipe import LINEAR, TREE
 from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree, limit_depth, limit_width
@@ -129,7 +129,7 @@ class Chain(Shape):
             if race is None:
                 tokens.append(draw_next_token(distribution, kind, context, step))
             else:
-                tokens.append(race_level(distribution, 1, race, step)[:, :, 0])
+                tokens.append(race_level(distribution, 1, race, step))
             if step + 1 < budget:
                 layout = chain_layout(step, tokens[-1].device)
                 distribution = model.predict(
@@ -173,32 +173,36 @@ class StaticTree(Shape):
         tree = limit_width(limit_depth(self.tree, max_useful_length(context)), context.vocabulary)
         if not tree.nodes:
             return empty_growth(context)
-        plan = _plan(tree)
-        position = context.position()
-        tokens = torch.zeros(context.batch, tree.nodes, dtype=torch.int64, device=context.device)
+        plan, draws = _plan(tree), list[Tensor]()
         distribution = model.predict_first(context, state)
         distributions = [distribution]
         race = draw_noise(distribution, kind, context, len(plan))
+        reads = [level.read for level in plan]
+        fresh = draw_fresh_noise(distribution, kind, context, sum(reads))
+        own_noise = None if fresh is None else fresh.split(reads, 1)
         read: tuple[Tensor, ...] = ()
         for depth, level in enumerate(plan):
-            if race is None:
-                first, last = level.first, level.first + distribution.batch[1]
-                index, places = step_indices(context.device)[first:last], position + depth
-                sampled = draw(distribution, level.width, kind, context.noise, places, index)
-            else:
+            if race is not None:
                 sampled = race_level(distribution, level.width, race, depth)
+            elif own_noise is not None:
+                sampled = top_of_all(distribution.scores + own_noise[depth], level.width)
+            else:
+                index = step_indices(context.device)[level.first : level.first + level.read]
+                sampled = draw(distribution, level.width, kind, context.noise, index[None], index)
+                sampled = sampled.flatten(1)
             there = level.indices_on(context.device)
-            tokens.index_copy_(1, there.nodes, sampled.flatten(1)[:, there.slots])
+            draws.append(sampled)
             if level.inner:
-                nodes = DraftNodes(tokens[:, there.inner], there.layout, read)
+                own = draws[-1] if there.inner is None else draws[-1][:, there.inner]
+                nodes = DraftNodes(own, there.layout, read)
                 distribution = model.predict(context, state, nodes)
                 distributions.append(distribution)
                 read += (nodes.tokens,)
+        tokens, order = torch.cat(draws, 1), _draw_order(tree, context.device)
+        tokens = tokens if order is None else tokens[:, order]
         distribution_of_nodes = None
         if kind in SAMPLED_KINDS:
-            distribution_of_nodes = Categorical.cat(distributions)[
-                :, _parent_rows(tree, context.device)
-            ]
+            distribution_of_nodes = Categorical.cat(distributions).repeat_rows(_parent_rows(tree))
         return GrownDraft(
             Draft.from_tree(tree, tokens, kind, distribution_of_nodes),
             [_places(tree)],
@@ -214,10 +218,11 @@ class _TreeLevel:
     """What is drawn and read at one level of a static tree."""
 
     first: int  # reading-order index of the first distribution of this level, root = 0
+    read: int  # number of distributions
     width: int  # children drawn per distribution
     nodes: list[int]  # draft nodes filled here
     slots: list[int]  # their indices among the (distributions x width) drawn tokens
-    inner: list[int]  # those that are read, because they have children
+    inner: list[int]  # slots of those that are read, because they have children
     depth: int
     visible: Tensor  # (1, inner, read before + inner) bool
     by_device: dict[torch.device, _LevelIndices] = field(default_factory=dict)
@@ -225,10 +230,10 @@ class _TreeLevel:
     def indices_on(self, device: torch.device) -> _LevelIndices:
         if device not in self.by_device:
             depths = torch.full((1, len(self.inner)), self.depth, device=device)
-            index = (self.nodes, self.slots, self.inner)
-            nodes, slots, inner = (torch.tensor(i, dtype=torch.int64, device=device) for i in index)
             layout = Layout(depths, self.visible.to(device))
-            self.by_device[device] = _LevelIndices(nodes, slots, inner, layout)
+            whole = self.inner == [*range(self.read * self.width)]
+            inner = None if whole else torch.tensor(self.inner, dtype=torch.int64, device=device)
+            self.by_device[device] = _LevelIndices(inner, layout)
         return self.by_device[device]
 
 
@@ -236,9 +241,7 @@ class _TreeLevel:
 class _LevelIndices:
     """The indices of a level, on a device."""
 
-    nodes: Tensor
-    slots: Tensor
-    inner: Tensor
+    inner: Tensor | None  # None = all that are drawn
     layout: Layout  # of what is read
 
 
@@ -260,10 +263,24 @@ def _plan(tree: Tree) -> tuple[_TreeLevel, ...]:
         ]
         inner = [node for node in nodes if tree.children[node + 1]]
         visible = ancestors[inner][:, read_nodes[: num_read + len(inner)]][None]
-        levels.append(_TreeLevel(first, width, list(nodes), slots, inner, depth, visible))
+        read_slots = [slots[nodes.index(node)] for node in inner]
+        levels.append(
+            _TreeLevel(first, len(parents), width, list(nodes), slots, read_slots, depth, visible)
+        )
         first += len(parents)
         parents, num_read = inner, num_read + len(inner)
     return tuple(levels)
+
+
+@lru_cache(maxsize=64)
+def _draw_order(tree: Tree, device: torch.device) -> Tensor | None:  # (N,)
+    """Which of all drawn tokens, level by level, each node is; None = they are in order."""
+    order, start = [0] * tree.nodes, 0
+    for level in _plan(tree):
+        for node, slot in zip(level.nodes, level.slots, strict=True):
+            order[node] = start + slot
+        start += level.read * level.width
+    return None if order == [*range(start)] else torch.tensor(order, device=device)
 
 
 @lru_cache(maxsize=64)
@@ -279,11 +296,10 @@ def _places(tree: Tree) -> tuple[int, ...]:
 
 
 @lru_cache(maxsize=64)
-def _parent_rows(tree: Tree, device: torch.device) -> Tensor:  # (N,)
+def _parent_rows(tree: Tree) -> tuple[int, ...]:  # (N,)
     """The distribution that each node was drawn from, in reading order; 0 = after the context."""
     places = _places(tree)
-    rows = [0 if parent < 0 else 1 + places[parent] for parent in tree.parents]
-    return torch.tensor(rows, device=device)
+    return tuple(0 if parent < 0 else 1 + places[parent] for parent in tree.parents)
 
 
 _NAMED = {  # module and class of each named shape, imported on use

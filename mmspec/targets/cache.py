@@ -139,15 +139,24 @@ class SlotCache(Cache):
                 assert layer.pool_index is not None
                 layer.keys, layer.values = pool.parts[layer.pool_index : layer.pool_index + 2]
 
-    def move(self, source: Tensor, target: Tensor) -> None:  # (B, n) slots each
+    def _slot_layers_in_use(self) -> list[SlotLayer]:
+        return [one for one in self.layers if isinstance(one, SlotLayer) and one.is_initialized]
+
+    def move(self, source: Tensor, target: Tensor) -> None:  # (B, n) slots each, or (n,) of one row
         """Copy `source[b]` to `target[b]` in every attention layer; pad rows with self-moves."""
-        rows = torch.arange(source.shape[0], device=source.device)[:, None]
         pool = self.plan.pool.buffer
         if pool is not None:  # (2 layers, B, heads, capacity, width)
-            at, old, new = (one.to(pool.device) for one in (rows, source, target))
-            pool[:, at, :, new] = pool[:, at, :, old]
-        for layer in self.layers:
-            if isinstance(layer, SlotLayer) and layer.is_initialized and not layer.is_pooled:
+            old, new = (one.to(pool.device) for one in (source, target))
+            if source.dim() == 1:
+                pool.index_copy_(3, new, pool.index_select(3, old))
+            else:
+                at = torch.arange(len(source), device=pool.device)[:, None]
+                pool[:, at, :, new] = pool[:, at, :, old]
+        single = [one for one in self._slot_layers_in_use() if not one.is_pooled]
+        if single:
+            source, target = (one.view(-1, one.shape[-1]) for one in (source, target))
+            rows = torch.arange(len(source), device=source.device)[:, None]
+            for layer in single:
                 layer.move(rows, source, target)
 
     def snapshot(self) -> list[State]:

@@ -13,9 +13,11 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mmspec.draft import Draft
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.slots import Mask
 from mmspec.trees import Tree, additive_mask
 
 
@@ -214,7 +216,7 @@ class Memory:
     def _moves(
         self, waiting: Sequence[int], paths: Sequence[Sequence[int]]
     ) -> tuple[Tensor, Tensor]:
-        """Source and target slots (B, n) that make accepted paths contiguous."""
+        """Source and target slots, (B, n) or (n,) of one row, that make paths contiguous."""
         width = max(len(path) for path in paths)
         source, target = [], []
         for kept, wait, path in zip(self.lengths, waiting, paths, strict=True):
@@ -222,8 +224,9 @@ class Memory:
             spare = [base - 1] * (width - len(path))  # self-moves, of a slot that is not written
             source.append([base + node for node in path] + spare)
             target.append([base + step for step in range(len(path))] + spare)
-        device = self.mask.device
-        return torch.tensor(source, device=device), torch.tensor(target, device=device)
+        pair = (source[0], target[0]) if len(source) == 1 else (source, target)
+        moved, to = torch.tensor(pair, device=self.mask.device).unbind(0)
+        return moved, to
 
     def mask_window(self, mask: Tensor, queries: Tensor) -> Tensor:
         """The mask of sliding-window layers over the slots they read."""
@@ -272,90 +275,6 @@ class RowMemories:
         return [row.commit([wait], [path], nodes)[0] for row, wait, path in triples]
 
 
-class Mask:
-    """An additive attention mask reused between rounds; only changed slots are written.
-
-    Invariant: in row b, all query lines attend to exactly the unpadded slots below `open[b]`; from
-    there up to `dirty[b]` values are arbitrary; above, everything is masked.
-    """
-
-    def __init__(self, padding: Sequence[int], slots: int, like: Tensor) -> None:
-        self.device, self.dtype = like.device, like.dtype
-        self.hide = torch.finfo(like.dtype).min
-        self.open = [slots] * len(padding)
-        self.dirty = [slots] * len(padding)
-        batch = len(padding) if any(padding) else 1
-        self.buffer = torch.full(
-            (batch, 1, 8, max(2 * slots, 64)), self.hide, dtype=like.dtype, device=like.device
-        )
-        self.buffer[..., :slots] = 0
-        for row, pad in enumerate(padding):
-            if pad:
-                self.buffer[row, :, :, :pad] = self.hide
-
-    def add(self, bias: Tensor) -> None:  # (B, L), of the slots of the prompt, permanently
-        self._fit(0, 0, len(bias))
-        own = self.buffer[..., : bias.shape[1]]
-        own.add_(bias.to(self.dtype)[:, None, None]).clamp_min_(self.hide)
-
-    def place_uniform(self, at: int, corner: Tensor) -> Tensor:
-        """Write the corner at slot `at` of all rows; return a view (B or 1, 1, q, at + width)."""
-        lines, stop = corner.shape[1], at + corner.shape[2]
-        self._fit(lines, stop, corner.shape[0])
-        opened = min(self.open)
-        if opened < at:
-            self.buffer[..., opened:at] = 0
-        self.buffer[:, 0, :lines, at:stop] = corner
-        self.open = [at] * len(self.open)
-        self.dirty = [max(dirty, stop) for dirty in self.dirty]
-        return self.buffer[:, :, :lines, :stop]
-
-    def place_ragged(self, at: Sequence[int], block: TokenBlock, view: int) -> Tensor:
-        """Write the block's corner at slot `at[b]` of row b; return a view (B, 1, q, view)."""
-        lines, span = block.length, block.corner.shape[2]
-        start = [min(pair) for pair in zip(self.open, at, strict=True)]
-        stop = [max(dirty, slot + span) for dirty, slot in zip(self.dirty, at, strict=True)]
-        width = max(high - low for low, high in zip(start, stop, strict=True))
-        self._fit(lines, max(view, max(start) + width), len(at))
-        first = torch.tensor(start, device=self.device)[:, None]
-        columns = first + torch.arange(width, device=self.device)  # (B, W) slots
-        offset = columns - torch.tensor(at, device=self.device)[:, None]
-        inner = self._shift_corner(block, offset)  # (B, q, W)
-        past = torch.where(offset < 0, self.buffer.new_zeros(()), self.hide)[:, None]
-        lower = past.expand(-1, self.buffer.shape[2] - lines, -1)
-        value = torch.cat((torch.where(offset[:, None] < 0, past, inner), lower), 1)
-        self.buffer.scatter_(3, columns[:, None, None].expand_as(value[:, None]), value[:, None])
-        self.open, self.dirty = list(at), [slot + span for slot in at]
-        return self.buffer[:, :, :lines, :view]
-
-    def _shift_corner(self, block: TokenBlock, offset: Tensor) -> Tensor:
-        """The block's corner by slot offset, without left padding."""
-        lines, span = block.length, block.corner.shape[2]
-        if block.pads is not None:
-            offset = offset + torch.tensor(block.pads, device=self.device)[:, None]
-        inside = (offset >= 0) & (offset < span)
-        index = offset.clamp(0, span - 1)[:, None].expand(-1, lines, -1)
-        corner = block.corner.expand(offset.shape[0], -1, -1).gather(2, index)
-        return torch.where(inside[:, None], corner, self.hide)
-
-    def _fit(self, lines: int, slots: int, batch: int) -> None:
-        old = self.buffer
-        if lines <= old.shape[2] and slots <= old.shape[3] and batch <= old.shape[0]:
-            return
-        shape = (
-            max(batch, old.shape[0]),
-            1,
-            max(lines, old.shape[2]),
-            old.shape[3] if slots <= old.shape[3] else 2 * slots,
-        )
-        self.buffer = old.new_full(shape, self.hide)
-        self.buffer[:, :, : old.shape[2], : old.shape[3]] = old
-        for row in range(shape[0]):  # new lines start with the slots open to all lines
-            self.buffer[row, :, old.shape[2] :, : self.open[row]] = old[
-                min(row, old.shape[0] - 1), 0, 0, : self.open[row]
-            ]
-
-
 def to_column(values: Sequence[int], device: torch.device) -> Any:
     """Per-row numbers as a column (B, 1), or one number where all rows agree."""
     if len(set(values)) == 1:
@@ -375,6 +294,9 @@ def _static(
 
 def _dynamic(draft: Draft, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """The same for trees that differ between rows: (B, q), (B, q, q)."""
+    if waiting == 1:
+        visible = functional.pad(draft.reach, (1, 0), value=1.0)
+        return draft.scored_depths, additive_mask(visible.bool(), dtype)
     chain, corner = _chain_before(draft.batch, draft.nodes, waiting, draft.tokens.device)
     visible = corner.clone()
     visible[:, waiting:, waiting:] = draft.ancestors()

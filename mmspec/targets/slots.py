@@ -1,13 +1,20 @@
-"""Cache layers that are written at given slots and rolled back at no cost; see `targets.cache`."""
+"""Cache layers that are written at given slots and rolled back at no cost; see `targets.cache`.
+
+`Mask` hides the slots that a query may not attend to.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
+
+if TYPE_CHECKING:
+    from mmspec.targets.memory import TokenBlock
 
 MAX_POOL_BYTES = 2**30
 CHECKED_BYTES = 2**28  # of keys and values, from which free memory of the host is looked up
@@ -297,3 +304,96 @@ def _too_large(keys: Tensor, values: Tensor, layers: int, slots: int, free: int)
         f"{rows} rows of {slots} slots need {names.format_bytes(rows * each)} for keys and values, "
         f"and {keys.device} has {names.format_bytes(free)} free: {advice}"
     )
+
+
+LINES = 32  # query lines at first: pending tokens and draft nodes
+
+
+class Mask:
+    """An additive attention mask reused between rounds; only changed slots are written.
+
+    Invariant: in row b, all query lines attend to exactly the unpadded slots below `open[b]`; from
+    there up to `dirty[b]` values are arbitrary; above, everything is masked.
+    """
+
+    def __init__(self, padding: Sequence[int], slots: int, like: Tensor) -> None:
+        self.device, self.dtype = like.device, like.dtype
+        self.hide = torch.finfo(like.dtype).min
+        self.open = [slots] * len(padding)
+        self.dirty = [slots] * len(padding)
+        batch = len(padding) if any(padding) else 1
+        self.buffer = torch.full(
+            (batch, 1, LINES, max(2 * slots, 64)), self.hide, dtype=like.dtype, device=like.device
+        )
+        self.buffer[..., :slots] = 0
+        for row, pad in enumerate(padding):
+            if pad:
+                self.buffer[row, :, :, :pad] = self.hide
+
+    def add(self, bias: Tensor) -> None:  # (B, L), of the slots of the prompt, permanently
+        self._fit(0, 0, len(bias))
+        own = self.buffer[..., : bias.shape[1]]
+        own.add_(bias.to(self.dtype)[:, None, None]).clamp_min_(self.hide)
+
+    def place_uniform(self, at: int, corner: Tensor) -> Tensor:
+        """Write the corner at slot `at` of all rows; return a view (B or 1, 1, q, at + width)."""
+        lines, stop = corner.shape[1], at + corner.shape[2]
+        self._fit(lines, stop, corner.shape[0])
+        opened = min(self.open)
+        if opened < at:
+            self.buffer.narrow(3, opened, at - opened).zero_()
+        self._view(lines, at, stop).copy_(corner[:, None] if len(corner) > 1 else corner)
+        self.open = [at] * len(self.open)
+        self.dirty = [max(dirty, stop) for dirty in self.dirty]
+        return self._view(lines, 0, stop)
+
+    def _view(self, lines: int, start: int, stop: int) -> Tensor:
+        """The first query lines over some slots; a single operation."""
+        own = self.buffer
+        offset = own.storage_offset() + start
+        return own.as_strided((own.shape[0], 1, lines, stop - start), own.stride(), offset)
+
+    def place_ragged(self, at: Sequence[int], block: TokenBlock, view: int) -> Tensor:
+        """Write the block's corner at slot `at[b]` of row b; return a view (B, 1, q, view)."""
+        lines, span = block.length, block.corner.shape[2]
+        start = [min(pair) for pair in zip(self.open, at, strict=True)]
+        stop = [max(dirty, slot + span) for dirty, slot in zip(self.dirty, at, strict=True)]
+        width = max(high - low for low, high in zip(start, stop, strict=True))
+        self._fit(lines, max(view, max(start) + width), len(at))
+        first = torch.tensor(start, device=self.device)[:, None]
+        columns = first + torch.arange(width, device=self.device)  # (B, W) slots
+        offset = columns - torch.tensor(at, device=self.device)[:, None]
+        inner = self._shift_corner(block, offset)  # (B, q, W)
+        past = torch.where(offset < 0, self.buffer.new_zeros(()), self.hide)[:, None]
+        lower = past.expand(-1, self.buffer.shape[2] - lines, -1)
+        value = torch.cat((torch.where(offset[:, None] < 0, past, inner), lower), 1)
+        self.buffer.scatter_(3, columns[:, None, None].expand_as(value[:, None]), value[:, None])
+        self.open, self.dirty = list(at), [slot + span for slot in at]
+        return self.buffer[:, :, :lines, :view]
+
+    def _shift_corner(self, block: TokenBlock, offset: Tensor) -> Tensor:
+        """The block's corner by slot offset, without left padding."""
+        lines, span = block.length, block.corner.shape[2]
+        if block.pads is not None:
+            offset = offset + torch.tensor(block.pads, device=self.device)[:, None]
+        inside = (offset >= 0) & (offset < span)
+        index = offset.clamp(0, span - 1)[:, None].expand(-1, lines, -1)
+        corner = block.corner.expand(offset.shape[0], -1, -1).gather(2, index)
+        return torch.where(inside[:, None], corner, self.hide)
+
+    def _fit(self, lines: int, slots: int, batch: int) -> None:
+        old = self.buffer
+        if lines <= old.shape[2] and slots <= old.shape[3] and batch <= old.shape[0]:
+            return
+        shape = (
+            max(batch, old.shape[0]),
+            1,
+            max(lines, old.shape[2]),
+            old.shape[3] if slots <= old.shape[3] else 2 * slots,
+        )
+        self.buffer = old.new_full(shape, self.hide)
+        self.buffer[:, :, : old.shape[2], : old.shape[3]] = old
+        for row in range(shape[0]):  # new lines start with the slots open to all lines
+            self.buffer[row, :, old.shape[2] :, : self.open[row]] = old[
+                min(row, old.shape[0] - 1), 0, 0, : self.open[row]
+            ]

@@ -7,8 +7,8 @@ import torch
 from torch import Tensor
 from torch.testing import assert_close
 
-from mmspec.distributions.categorical import Categorical, quantile, residual
-from mmspec.distributions.noise import KeyedNoise, Keys
+from mmspec.distributions.categorical import Categorical, residual
+from mmspec.distributions.noise import KeyedNoise, Keys, quantile
 
 CPU = torch.device("cpu")
 COUNT = 40_000

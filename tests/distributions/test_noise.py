@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -305,3 +306,45 @@ def test_uniforms_of_float32_are_those_of_float64(monkeypatch: pytest.MonkeyPatc
     assert_close(values[gumbel > 0], gumbel[gumbel > 0], atol=1e-6, rtol=1e-5)
     largest = noise_module._unit(torch.tensor([-1, 0]))
     assert ((largest > 0) & (largest < 1)).all()
+
+
+def test_numbers_drawn_for_several_rounds_are_those_of_each() -> None:
+    """Also for rows that joined later, for other rows of the same object, and beyond a table."""
+    first, second = (KeyedNoise.from_seed(seed, 2, CPU) for seed in range(2))
+    for batch in (first, first.join(second, 3), first.join(second, 3).select(torch.tensor([3, 0]))):
+        for turn in (4, 5, 60, 5):
+            now = batch.at_round(turn)
+            fresh = replace(now, tables={})
+            gumbel = fresh.fresh_keys(Lane.DRAFT, torch.arange(3)).gumbel(7)
+            assert torch.equal(now.fresh_gumbel(Lane.DRAFT, 3, 7), gumbel)
+            weights = torch.rand(len(now.rows), 9)
+            assert torch.equal(now.pick(weights, Lane.RESIDUAL), fresh.pick(weights, Lane.RESIDUAL))
+            own = replace(now, rows=now.rows.flip(0), starts=None)
+            alone = replace(own, tables={}).pick(weights, Lane.RESIDUAL)
+            assert torch.equal(own.pick(weights, Lane.RESIDUAL), alone)
+
+
+def test_the_noise_of_positions_is_that_of_their_keys() -> None:
+    rows = noise(3, 2)
+    for lengths in ((40, 40), (41, 43), (70, 71), (5, 5), (6, 90)):
+        position = torch.tensor(lengths)[:, None] + torch.arange(4)
+        expected = rows.shared_keys(position).gumbel(6)
+        assert torch.equal(rows.at_round(lengths[0]).position_gumbel(lengths, 4, 6), expected)
+
+
+def test_a_choice_follows_its_survival_and_levels_are_independent() -> None:
+    rows = noise(8, COUNT)
+    survival = torch.tensor([[0.7, 0.2], [0.5, 0.5], [1.0, 0.0]]).expand(COUNT, -1, -1)
+    level = torch.tensor([[0], [1], [1]])
+    slot = rows.choose(survival, level, 2, Lane.WALK)
+    for branch, shares in ((0, (0.3, 0.5, 0.2)), (1, (0.5, 0.0, 0.5)), (2, (0.0, 1.0, 0.0))):
+        counts = torch.bincount(slot[:, branch], minlength=3).double()
+        share = torch.tensor(shares).double()
+        assert counts[share == 0].sum() == 0
+        if (share > 0).sum() > 1:
+            assert p_value(counts[share > 0], share[share > 0] * COUNT) > RATE
+    pairs = torch.bincount(slot[:, 0] * 3 + slot[:, 1], minlength=9).double()
+    joint = torch.tensor([0.3, 0.5, 0.2]).double()[:, None] * torch.tensor([0.5, 0.5]).double()
+    assert p_value(pairs.view(3, 3)[:, [0, 2]].flatten(), joint.flatten() * COUNT) > RATE
+    by_row = level.expand(COUNT, -1, -1)
+    assert torch.equal(rows.choose(survival, by_row, 2, Lane.WALK), slot)

@@ -280,10 +280,17 @@ class UsedLanes(KeyedNoise):
 
     used: list[int] = field(default_factory=list)
 
-    def _own(self, lane: int) -> Keys:
+    def flip(self, probability: Tensor, lane: int) -> Tensor:
+        self._use(lane)
+        return super().flip(probability, lane)
+
+    def pick(self, weights: Tensor, lane: int) -> Tensor:
+        self._use(lane)
+        return super().pick(weights, lane)
+
+    def _use(self, lane: int) -> None:
         assert lane not in self.used, f"lane {lane} is used twice"
         self.used.append(lane)
-        return super()._own(lane)
 
 
 @pytest.mark.parametrize("seed", range(4))

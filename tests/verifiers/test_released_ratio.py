@@ -47,6 +47,15 @@ class RecordingNoise:
     def pick(self, weights: Tensor, lane: int) -> Tensor:
         return self.inner.pick(weights, lane)
 
+    def choose(self, survival: Tensor, level: Tensor, count: int, lane: int) -> Tensor:
+        return self.inner.choose(survival, level, count, lane)
+
+    def position_gumbel(self, lengths: tuple[int, ...], count: int, size: int) -> Tensor:
+        return self.inner.position_gumbel(lengths, count, size)
+
+    def fresh_gumbel(self, lane: int, count: int, size: int) -> Tensor:
+        return self.inner.fresh_gumbel(lane, count, size)
+
 
 def verify_round(rule: ReleasedRatio, target: Any, small: Any, depth: int = 2) -> tuple[Any, ...]:
     """Draft, scores, verdict and acceptance probabilities of one round of 3 images."""

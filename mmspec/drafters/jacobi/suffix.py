@@ -17,8 +17,8 @@ from typing import ClassVar, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical, quantile, residual
-from mmspec.distributions.noise import Lane, Noise
+from mmspec.distributions.categorical import Categorical, residual
+from mmspec.distributions.noise import Lane, Noise, quantile
 
 KEEP, REDRAW = Lane.OTHER, Lane.OTHER + 1  # noise lanes of these draws
 

@@ -10,7 +10,12 @@ from torch import Tensor, nn
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter
-from mmspec.drafters.draft_model import DraftModel, DraftNodes, committed_prefix, draft_distribution
+from mmspec.drafters.draft_model import (
+    DraftModel,
+    DraftNodes,
+    committed_prefix,
+    draft_distribution,
+)
 from mmspec.drafters.neural.kv import ProjectedKv, check_viewable
 from mmspec.drafters.neural.small_model import build_head_drafter, unread_block
 from mmspec.drafters.neural.target_heads import HeadKind, check_axes, check_heads
@@ -75,7 +80,7 @@ class AasdDraft(DraftModel):
         waiting = len(context.pending_tokens()[0])
         states = self._read(context, state, nodes.block(context.memory.like, waiting))
         logits = self.backbone.head(states)
-        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return draft_distribution(context, logits, nodes.prefix(context), nodes.ahead(context))
 
     def _read(self, context: Context, view: KvView | None, layout: TokenBlock) -> Tensor:
         """The head's output (B, q, D) for a block after the target's cache."""

@@ -97,7 +97,7 @@ class KangarooDraft(DraftModel):
         layout = nodes.block(state.memory.like, waiting).repeat_batch(len(early) // context.batch)
         states = self._adapt(state, layout, early)
         logits = self._logits(context, states)
-        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return draft_distribution(context, logits, nodes.prefix(context), nodes.ahead(context))
 
     def keep(self, context: Context, state: _AdapterState, update: DraftUpdate) -> _AdapterState:
         """Append the target's early states of the accepted tokens."""

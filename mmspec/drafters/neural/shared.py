@@ -10,7 +10,12 @@ from typing import Any, cast
 from mmspec._attributes import delegate_to
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter, Verifier
-from mmspec.drafters.draft_model import DraftModel, DraftNodes, committed_prefix, draft_distribution
+from mmspec.drafters.draft_model import (
+    DraftModel,
+    DraftNodes,
+    committed_prefix,
+    draft_distribution,
+)
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
 from mmspec.drafters.neural.small_model import Autoregressive, unread_block
 from mmspec.drafters.shapes import Chain
@@ -96,7 +101,7 @@ class SharedBackbone(DraftModel):
         waiting = len(context.pending_tokens()[0])
         layout = nodes.block(context.memory.like, waiting)
         logits, _ = self.draft_reader.read(_memory(context, state), layout)
-        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return draft_distribution(context, logits, nodes.prefix(context), nodes.ahead(context))
 
 
 def _memory(context: Context, view: KvView | None) -> Any:

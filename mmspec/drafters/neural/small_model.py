@@ -190,7 +190,7 @@ class SmallModel(DraftModel):
 
     def predict(self, context: Context, state: _ModelState, nodes: DraftNodes) -> Categorical:
         logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.like))
-        return draft_distribution(context, logits, nodes.prefix(context), nodes.layout.depths + 1)
+        return draft_distribution(context, logits, nodes.prefix(context), nodes.ahead(context))
 
     def rewind(self, state: _ModelState, lengths: Sequence[int]) -> None:
         """Drop what was read after the first `lengths[b]` tokens of each row."""

@@ -14,10 +14,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical, quantile
-from mmspec.distributions.noise import Lane, Noise
+from mmspec.distributions.categorical import Categorical
+from mmspec.distributions.noise import Lane, Noise, quantile
 from mmspec.draft import Kind
 from mmspec.targets.tokens.context import Context
+
+MAX_DRAWN = 1 << 23  # random numbers that are drawn at once
 
 
 def draw(
@@ -35,7 +37,7 @@ def draw(
             "the count must lie between 1 and the vocabulary size"
         )
     if distribution.hard or kind is Kind.DET:
-        return _top(distribution.scores, count)
+        return top(distribution.scores, count)
     if kind is Kind.RACE:
         return race(distribution, count, noise, position)
     if kind is Kind.WOR:
@@ -51,7 +53,7 @@ def race(distribution: Categorical, count: int, noise: Noise, position: Tensor) 
     g belongs to a position, so all nodes of a tree level share it (Gumbel-max coupling, Daliri et
     al. 2025).
     """
-    return _top(distribution.perturb(noise.shared_keys(position)), count)
+    return top(distribution.perturb(noise.shared_keys(position)), count)
 
 
 def without_replacement(
@@ -61,7 +63,7 @@ def without_replacement(
 
     Where q has fewer than `count` possible tokens, impossible ones fill the rest.
     """
-    return _top(distribution.perturb(noise.fresh_keys(Lane.DRAFT, index)), count)
+    return top(distribution.perturb(noise.fresh_keys(Lane.DRAFT, index)), count)
 
 
 def independent(distribution: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
@@ -73,16 +75,22 @@ def hub(distribution: Categorical, count: int, noise: Noise, index: Tensor) -> T
     """The top `count - 1` tokens of q, then one draw from the rest of q (Hu et al. 2025)."""
     if count == 1:
         return without_replacement(distribution, 1, noise, index)
-    top = _top(distribution.scores, count - 1)
+    taken = top(distribution.scores, count - 1)
     # impossible tokens rank below all possible ones and above the tokens already taken
     rest = distribution.scores.clamp_min(torch.finfo(distribution.scores.dtype).min).scatter(
-        -1, top, -torch.inf
+        -1, taken, -torch.inf
     )
     last = without_replacement(Categorical(rest), 1, noise, index)
-    return torch.cat([top, last], -1)
+    return torch.cat([taken, last], -1)
 
 
-def _top(scores: Tensor, count: int) -> Tensor:
+def top_of_all(scores: Tensor, count: int) -> Tensor:  # (B, n, V) -> (B, n * count)
+    """The highest scores of every node, node by node."""
+    return scores.argmax(-1) if count == 1 else scores.topk(count, -1).indices.flatten(1)
+
+
+def top(scores: Tensor, count: int) -> Tensor:  # (..., V) -> (..., count)
+    """The highest scores first."""
     if count == 1:  # argmax breaks ties as the target does
         return scores.argmax(-1, keepdim=True)
     return scores.topk(count, -1).indices
@@ -97,23 +105,32 @@ def ranking(
     return distribution.scores.log_softmax(-1)
 
 
+def draw_fresh_noise(
+    distribution: Categorical, kind: Kind, context: Context, count: int
+) -> Tensor | None:  # (B, count, V)
+    """The noise of `without_replacement` for `count` nodes, where it is not too much at once."""
+    is_large = context.batch * count * distribution.size > MAX_DRAWN
+    if kind is not Kind.WOR or distribution.hard or is_large:
+        return None
+    return context.noise.fresh_gumbel(Lane.DRAFT, count, distribution.size)
+
+
 def draw_noise(
     distribution: Categorical, kind: Kind, context: Context, depth: int
 ) -> Tensor | None:  # (B, depth, V)
     """The target's noise of `depth` levels below the context, for RACE proposals."""
     if kind is not Kind.RACE or distribution.hard:
         return None
-    position = context.position() + torch.arange(depth, device=context.device)
-    return context.noise.shared_keys(position).gumbel(distribution.size)
+    return context.noise.position_gumbel(context.lengths, depth, distribution.size)
 
 
 def perturb_level(
     distribution: Categorical, noise: Tensor | None, level: int
 ) -> Tensor:  # (B, n, V)
     """Scores of nodes that share a level, plus its part of `draw_noise`."""
-    return distribution.scores if noise is None else distribution.scores + noise[:, level, None]
+    return distribution.scores if noise is None else distribution.scores + noise.narrow(1, level, 1)
 
 
 def race_level(distribution: Categorical, count: int, noise: Tensor, level: int) -> Tensor:
-    """`race` for nodes that share a level, (B, n, count)."""
-    return _top(perturb_level(distribution, noise, level), count)
+    """`race` for nodes that share a level: all children (B, n * count)."""
+    return top_of_all(perturb_level(distribution, noise, level), count)

@@ -50,13 +50,11 @@ class DynamicTree(RankedTree):
         noise = draw_noise(distribution, kind, context, depth)
         values, ids = perturb_level(distribution, noise, 0).log_softmax(-1).topk(beam, -1)
         score, token = values.flatten(1).float(), ids.flatten(1)  # (B, beam) of the front
-        scores, tokens, fronts = [score], [token], [fixed.context]
-        front = fixed.beam  # candidate index of the front
-        visible, parents = fixed.itself, fixed.no_parents
+        scores, tokens, fronts = [score], [token], [fixed.context, fixed.beam]
+        visible, parents = fixed.itself, (fixed.no_parents, 0)
         read: tuple[Tensor, ...] = ()
         for level in range(1, depth):
             layout = Layout(fixed.depths[level - 1], visible, known_parents=parents)
-            fronts.append(front)
             distribution = model.predict(context, state, DraftNodes(token, layout, read))
             distributions.append(distribution)
             read += (token,)
@@ -68,11 +66,11 @@ class DynamicTree(RankedTree):
                 break
             score, best = scores[-1].topk(beam, -1)
             token, parent = tokens[-1].gather(1, best), best // beam  # of the front before
-            front = best + (beam + (level - 1) * beam * beam)
+            fronts.append(best)
             visible = torch.cat((visible[fixed.rows, parent], fixed.itself), 2)
-            parents = parent + (1 + (level - 1) * beam)
-        candidates = _Candidates(*(torch.cat(one, 1) for one in (scores, tokens, fronts)))
-        draft = candidates.select_best(self.nodes, kind, fixed)
+            parents = (parent, 1 + (level - 1) * beam)
+        joined = (torch.cat(one, 1) for one in (scores, tokens, fronts))
+        draft = _Candidates(*joined).select_best(self.nodes, kind, fixed)
         return GrownDraft(draft, None, distributions, beam * (depth - 1))
 
 
@@ -90,6 +88,7 @@ class _Constants:
     parent_column: Tensor  # (C,) of a candidate's parent in the context and all fronts
     unread: Tensor  # (B, C) -1
     order: Tensor  # (B, n) 0, 1, ... of the n nodes read
+    starts: Tensor  # (1 + n,) candidate index of the first child of each front; 0 for two fronts
 
 
 @lru_cache(maxsize=64)
@@ -108,6 +107,11 @@ def _constants(batch: int, beam: int, depth: int, device: torch.device) -> _Cons
         columns,
         torch.full((batch, len(columns)), -1, device=device),
         index[: beam * (depth - 1)].expand(batch, -1),
+        torch.tensor(
+            [0] * min(1 + beam, 1 + beam * (depth - 1))
+            + [beam + level * beam * beam for level in range(depth - 2) for _ in range(beam)],
+            device=device,
+        ),
     )
 
 
@@ -117,7 +121,7 @@ class _Candidates:
 
     score: Tensor  # (B, C)
     token: Tensor  # (B, C)
-    fronts: Tensor  # (B, 1 + n) candidate index of the nodes read, after the context's -1
+    fronts: Tensor  # (B, 1 + n) place of the nodes read in their level, after the context's -1
 
     def select_best(self, nodes: int, kind: Kind, fixed: _Constants) -> Draft:
         """Build the draft of the best candidates.
@@ -126,9 +130,10 @@ class _Candidates:
         """
         order = self.score.sort(dim=1, descending=True, stable=True).indices
         selected = order[:, :nodes].sort(1).values
-        parents = self.fronts.gather(1, fixed.parent_column[selected])
+        fronts = self.fronts[:, : len(fixed.starts)] + fixed.starts
+        parents = fronts.gather(1, fixed.parent_column[selected])
         bounds = torch.cat((fixed.context, selected), 1)
-        read_order = fixed.unread.scatter(1, self.fronts[:, 1:], fixed.order)
+        read_order = fixed.unread.scatter(1, fronts[:, 1:], fixed.order)
         return Draft(
             self.token.gather(1, selected),
             torch.searchsorted(bounds, parents) - 1,

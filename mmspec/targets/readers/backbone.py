@@ -236,7 +236,8 @@ class Backbone(Reader):
             arguments[name] = spread(value, block.length)
         rows = block.length - max(block.waiting - 1, 0)
         if self.family.is_direct and not memory.is_stepwise:
-            states = self.decoder(**arguments).last_hidden_state[:, -rows:]
+            states = self.decoder(**arguments).last_hidden_state
+            states = states if rows == states.shape[1] else states[:, -rows:]
             return self.head(states), states if hidden else None
         if "logits_to_keep" in self.names:
             arguments["logits_to_keep"] = rows

@@ -243,13 +243,11 @@ class CausalTarget:
         features: Mapping[str, Tensor],
         calls: int,
     ) -> Scores:  # (B, 1 + N, V), (B, 1 + N, ...)
-        position = context.position()
-        if draft.nodes:
-            position = torch.cat((position, position + 1 + draft.relative_positions()), 1)
+        position = context.positions(draft)
         if "logits" in self.required_features:
             features = {**features, "logits": logits}
         distribution = context.sampling.distribution(logits, make_prefix(context, draft), position)
-        return Scores(distribution, position, features, calls)
+        return Scores(distribution, position, features, calls, context.lengths)
 
     def _read_with(
         self, context: Context, unread: DeferredPrefill, draft: Draft

@@ -13,9 +13,9 @@ from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Scores
 from mmspec.errors import format_value, prefix_errors, unknown_message
-from mmspec.targets.memory import Memory, RowMemories
+from mmspec.targets.memory import Memory, RowMemories, to_column
 from mmspec.targets.tokens.turns import EarlierTurns, count_prompt_slots, full_attention_mask
-from mmspec.trees import NodePrefix, Paths, paths_of_tree
+from mmspec.trees import NodePrefix, Paths, expand_rows, paths_of_tree
 
 IDS = ("input_ids", "attention_mask", "token_type_ids", "mm_token_type_ids", "decoder_input_ids")
 AXES = {**dict.fromkeys(IDS, 2), "inputs_embeds": 3}
@@ -108,6 +108,14 @@ class Context:
     def position(self) -> Tensor:  # (B, 1)
         """Absolute position of the next token, on the device."""
         return torch.tensor([[length] for length in self.lengths], device=self.device)
+
+    def positions(self, draft: Draft) -> Tensor:  # (B, N + 1)
+        """Absolute position of what each row of `Scores` predicts."""
+        if draft.node_inputs is not None:
+            first = self.position()
+            return torch.cat((first, first + 1 + draft.relative_positions()), 1)
+        first = to_column(self.lengths, self.device)
+        return expand_rows(draft.scored_depths + first, self.batch)
 
     def generated_tokens(self) -> list[list[int]]:
         """New tokens per row so far."""
