@@ -1,8 +1,7 @@
 """Logits to distributions, in the same way for target (p) and drafter (q).
 
-The steps that transformers' `generate()` applies to the logits of one position are applied to every
-node of a draft at once: processors that read the prefix get each node's own path; warpers run on
-all nodes together. No other module turns logits into distributions.
+The steps of transformers' `generate()` for one position run on every node of a draft at once:
+processors that read the prefix get each node's own path. No other module makes distributions.
 """
 
 from __future__ import annotations
@@ -198,10 +197,10 @@ class Sampling:
         if self.processors:
             scores = self._process(scores, prefix)
         if self.do_sample and self._warpers:
-            if not all(type(warper) in _LAST_AXIS_ONLY for warper in self._warpers):
+            if any(type(warper) not in _LAST_AXIS_ONLY for warper in self._warpers):
                 scores = scores.flatten(0, 1)
             for warper in self._warpers:
-                scores = warper(_no_ids(scores), scores)
+                scores = warper(_no_ids(len(scores), scores.device), scores)
             scores = scores if scores.shape == logits.shape else scores.view(logits.shape)
         return Categorical(scores, hard=not self.do_sample)
 
@@ -286,7 +285,7 @@ def _run(
     groups: list[Group],
 ) -> Tensor:  # (B * M, V)
     if type(processor) in _PREFIX_FREE:
-        changed: Tensor = processor(_no_ids(flat), flat)
+        changed: Tensor = processor(_no_ids(len(flat), flat.device), flat)
         return changed
     if type(processor) is PrefixConstrainedLogitsProcessor:
         return _run_per_node(processor, flat, paths, nodes)
@@ -304,12 +303,8 @@ def _run_per_node(
     return torch.cat(results)
 
 
-def _no_ids(flat: Tensor) -> Tensor:  # (R, V) -> (R, 0)
-    return _empty_ids(flat.shape[0], flat.device)
-
-
 @lru_cache(maxsize=64)
-def _empty_ids(count: int, device: torch.device) -> Tensor:
+def _no_ids(count: int, device: torch.device) -> Tensor:  # (R, 0)
     return torch.empty(count, 0, dtype=torch.int64, device=device)
 
 
