@@ -274,7 +274,7 @@ def given(page: str) -> dict[str, Any]:
             "token": 16 * "s",
             "inputs": {"input_ids": words},
         }
-    if page in ("vlm.md", "serving.md"):
+    if page in ("vlm.md", "serving.md", "trace.md"):
         names = language_names()
         return {**names, "fast": mmspec.accelerate(names["model"])}
     return {}

@@ -177,5 +177,9 @@ function begin() {
   }
   document.addEventListener("keydown", onKey);
   if (rounds.length) showRound(rounds.length - 1);
-  else for (const one of document.querySelectorAll("#controls button, #controls input, #controls select")) one.disabled = true;
+  if (rounds.length && location.hash === "#autoplay" && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+    showRound(0);
+    setPlaying(true);
+  }
+  if (!rounds.length) for (const one of document.querySelectorAll("#controls button, #controls input, #controls select")) one.disabled = true;
 }

@@ -1,0 +1,97 @@
+"""Hooks of MkDocs: the site has a gallery of traces, a landing page, and all pages of docs/.
+
+Pages of traces are made from docs/traces/*.jsonl when the site is built. Links that leave docs/
+lead to the repository.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from pathlib import Path
+from typing import Any
+
+from mkdocs.structure.files import File
+
+from mmspec.tracing.jsonl import read_jsonl
+from mmspec.tracing.page import make_page
+
+TRACES = {  # file of docs/traces: what its request was
+    "text": "Text: a picture described, with a tree of drafts",
+    "image": "Image tokens: a picture by Jacobi decoding",
+    "diffusion": "Diffusion: denoising steps sampled speculatively",
+    "speech": "Speech: codes of a sentence",
+    "robot": "Robot: an episode with a tolerance",
+    "compressor": "A compressor: what the draft model saw of the picture",
+}
+FIRST = ("index.md", "choose.md", "api.md", "recipes.md", "models.md", "ranking.md", "gallery.md")
+LANDING = """# mmspec
+
+**Speculative decoding for multimodal Hugging Face models: the same answers, sooner.** Something
+cheap proposes, the model checks many proposals in one forward, a rule decides what to keep.
+Below, one request as it happened: blue underlined words were drafted, and the target only
+checked them.
+
+<iframe class="trace" src="traces/text.html#autoplay" title="A trace, playing"></iframe>
+
+[Choose your recipe](choose.md) - [Gallery of traces](gallery.md) - [All recipes](recipes.md)
+
+"""
+_LINK = re.compile(r"(\]\()([^)#\s:]+)([^)]*\))")
+
+
+def on_config(config: Any) -> Any:
+    """Make the navigation of all pages, so that a new one needs no entry."""
+    root = Path(config["docs_dir"])
+    guides = sorted(one.name for one in root.glob("*.md") if one.name not in FIRST)
+
+    def pages(folder: str) -> list[str]:
+        found = sorted((root / folder).glob("*.md"))
+        return [one.relative_to(root).as_posix() for one in found]
+
+    config["nav"] = [
+        {"Start": ["index.md", "choose.md", "gallery.md"]},
+        {"How to": guides},
+        {"Results": ["ranking.md", *pages("measurements")]},
+        {"Reference": ["recipes.md", "models.md", *pages("reference")]},
+        {"API": ["api.md", *pages("reference/api")]},
+    ]
+    return config
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Add the pages of traces, and the gallery that shows them."""
+    folder = Path(config["docs_dir"]) / "traces"
+    for name in TRACES:
+        page = make_page(*read_jsonl(folder / f"{name}.jsonl"))
+        files.append(File.generated(config, f"traces/{name}.html", content=page))
+    files.append(File.generated(config, "gallery.md", content=make_gallery()))
+    return files
+
+
+def make_gallery() -> str:
+    """The page that shows all traces."""
+    parts = [
+        "# Gallery\n\nTraces of requests to the bundled models, made by `mmspec generate --trace`. "
+        "Every frame is the page itself; [how to make one](trace.md).\n"
+    ]
+    for name, title in TRACES.items():
+        frame = f'<iframe class="trace" src="../traces/{name}.html" title="{title}" loading="lazy">'
+        parts.append(f"## {title}\n\n{frame}</iframe>\n\n[Open it alone](traces/{name}.html)\n")
+    return "\n".join(parts)
+
+
+def on_page_markdown(markdown: str, page: Any, config: Any, files: Any) -> str:
+    """The landing page; links to files outside of docs/ lead to the repository."""
+    place = posixpath.dirname(page.file.src_uri)
+    home = f"{config['extra']['repository']}/blob/main/"
+
+    def redirect(link: re.Match[str]) -> str:
+        target = posixpath.normpath(posixpath.join("docs", place, link[2]))
+        inside = target.startswith("docs/")
+        return link[0] if inside else f"{link[1]}{home}{target}{link[3]}"
+
+    text = _LINK.sub(redirect, markdown)
+    if page.file.src_uri == "index.md":
+        return LANDING + text.replace("# User guide\n", "## User guide\n", 1)
+    return text
