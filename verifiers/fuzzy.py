@@ -19,7 +19,8 @@ Divergence = Callable[[Tensor, Tensor], Tensor]  # p, q (..., V) -> (...)
 
 def kullback_leibler(p: Tensor, q: Tensor) -> Tensor:
     """KL(q || p) in nats, the direction of the authors' code; infinite where p = 0 < q."""
-    return (torch.special.xlogy(q, q) - torch.special.xlogy(q, p)).sum(-1)
+    found: Tensor = (torch.special.xlogy(q, q) - torch.special.xlogy(q, p)).sum(-1)
+    return found
 
 
 def jensen_shannon(p: Tensor, q: Tensor) -> Tensor:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction as F
+from typing import Any
 
 import pytest
 import torch
@@ -142,7 +143,7 @@ def test_ranks_gaps_and_surprise() -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_a_recipe_reports_its_bias(name: str) -> None:
     model = toys.model("llama")
-    parts = {"length": Confidence(0.01, 5)} if name == "bild" else {}
+    parts: dict[str, Any] = {"length": Confidence(0.01, 5)} if name == "bild" else {}
     fast = mmspec.accelerate(model, name, drafter=noisy("llama", scale=0.3), **parts)
     request = toys.inputs("llama", batch=2, ragged=True)
     found = fast.generate(**request, max_new_tokens=16, temperature=1.0, seed=2).stats
@@ -166,6 +167,6 @@ def test_a_recipe_reports_its_bias(name: str) -> None:
         ("consultant", {"surprise": -1}, "surprise=-1 must be a number of at least 0"),
     ],
 )
-def test_what_makes_no_rule_is_refused(name: str, options: dict[str, object], message: str) -> None:
+def test_what_makes_no_rule_is_refused(name: str, options: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         mmspec.accelerate(toys.model("llama"), name, drafter=toys.model("llama"), **options)

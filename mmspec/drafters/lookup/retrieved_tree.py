@@ -66,5 +66,7 @@ def pad_trees(context: Context, rows: Sequence[Nodes], depth: int) -> Draft:
         tokens.append([*own, *text[-1:] * missing])  # the target reads the padding too
         parents.append([*above, *[-1] * missing])
         mask.append([True] * len(own) + [False] * missing)
-    made = [torch.tensor(values, device=context.device) for values in (tokens, parents, mask)]
-    return Draft(*made, Kind.DET, max_depth=depth)
+    device = context.device
+    ids, above_ids = torch.tensor(tokens, device=device), torch.tensor(parents, device=device)
+    real = torch.tensor(mask, device=device)
+    return Draft(ids, above_ids, real, Kind.DET, max_depth=depth)

@@ -50,13 +50,13 @@ class Stem:
             return
         device, last = self.context.device, [text[-1] for text in self.context.history]
         tokens, depths, visible = [], [], []
-        for row, own in enumerate(new):
-            first = len(self.columns[row])
-            self.tokens[row] += own
-            self.columns[row] += range(self.num_columns, self.num_columns + len(own))
-            tokens.append([*own, *[last[row]] * (width - len(own))])
+        for place, own in enumerate(new):
+            first = len(self.columns[place])
+            self.tokens[place] += own
+            self.columns[place] += range(self.num_columns, self.num_columns + len(own))
+            tokens.append([*own, *[last[place]] * (width - len(own))])
             depths.append([*range(first, first + len(own)), *[0] * (width - len(own))])
-            visible += [self._see(row, first, at, width) for at in range(width)]
+            visible += [self._see(place, first, at, width) for at in range(width)]
         block = torch.tensor(tokens, device=device)
         seen = torch.tensor(visible, device=device).view(len(rows), width, -1)
         layout = Layout(torch.tensor(depths, device=device), seen)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -101,7 +101,7 @@ class NoPrefix(Verifier):
 def test_a_rule_that_ignores_the_prefix_fails_where_lookahead_does_not() -> None:
     model, request = toys.model("llama"), toys.inputs("llama", batch=3, ragged=True)
     expected = model.generate(**request, max_new_tokens=24, do_sample=False)
-    made = {"window": 4, "ngram": 4, "guesses": 6}
+    made: dict[str, Any] = {"window": 4, "ngram": 4, "guesses": 6}
     for verifier, same in ((Coupled(), True), (NoPrefix(), False)):
         fast = mmspec.accelerate(model, "lookahead", verifier=verifier, **made)
         out = fast.generate(**request, max_new_tokens=24, do_sample=False)
@@ -111,12 +111,13 @@ def test_a_rule_that_ignores_the_prefix_fails_where_lookahead_does_not() -> None
 
 def test_what_it_cannot_do_is_refused() -> None:
     model = toys.model("llama")
-    for options, message in (
+    refused: tuple[tuple[dict[str, Any], str], ...] = (
         ({"window": 0}, "window=0 must be a whole number of at least 1"),
         ({"ngram": 2}, "ngram=2 must be a whole number of at least 3"),
         ({"guesses": 1.5}, r"guesses=1.5 must be a whole number"),
         ({"length": 4}, "a shape of its own; give window="),
-    ):
+    )
+    for options, message in refused:
         with pytest.raises(ValueError, match=message):
             mmspec.accelerate(model, "lookahead", **options)
     with pytest.raises(ValueError, match=r"recurrent state.*beside the text; use recipe='suffix'"):

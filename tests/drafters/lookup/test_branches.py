@@ -158,7 +158,7 @@ def test_the_longest_stored_ngram_counts() -> None:
 
 def test_what_is_no_memory_or_shape_is_refused() -> None:
     model = toys.model("llama")
-    for name, options, message in (
+    refused: tuple[tuple[str, dict[str, Any], str], ...] = (
         ("suffix-decoding", {"memory": 3}, "memory is a int; give a SuffixMemory"),
         ("token-recycling", {"memory": 3}, "memory is a int; give a CandidateMemory"),
         ("suffix-decoding", {"length": 3}, "retrieval decides the branches of its tree"),
@@ -166,6 +166,7 @@ def test_what_is_no_memory_or_shape_is_refused() -> None:
         ("logitspec", {"width": 0}, "width=0 must be a whole number"),
         ("anpd", {"longest": 1}, "longest=1 must be a whole number"),
         ("stand", {"kept": 0}, "kept=0 must be a whole number"),
-    ):
+    )
+    for name, options, message in refused:
         with pytest.raises(ValueError, match=message):
             mmspec.accelerate(model, name, **options)
