@@ -69,4 +69,4 @@ def pad_trees(context: Context, rows: Sequence[Nodes], depth: int) -> Draft:
     device = context.device
     ids, above_ids = torch.tensor(tokens, device=device), torch.tensor(parents, device=device)
     real = torch.tensor(mask, device=device)
-    return Draft(ids, above_ids, real, Kind.DET, max_depth=depth)
+    return Draft(ids, above_ids, real, Kind.DET, max_depth=min(depth, width))
