@@ -62,7 +62,7 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | 
         )
     check_signature(model, target)
     sees = kind.default_sees(model, target, recipe.sees)
-    return BoundDraftModel(kind, model, kind.read(model, target, sees), sees)
+    return BoundDraftModel(kind, kind.unwrap(model), kind.read(model, target, sees), sees)
 
 
 def find_kinds(*decodes: str) -> tuple[DraftModelKind, ...]:

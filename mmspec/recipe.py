@@ -84,6 +84,10 @@ class DraftModelKind(ABC):
         """
         return None
 
+    def unwrap(self, model: Any) -> Any:
+        """The network of what was given as a draft model."""
+        return model
+
     def skeleton(self, source: str | Path, target: Any) -> Any:
         """The model for `mmspec doctor`, if possible on the meta device; default: `load`."""
         return self.load(source, target)

@@ -29,8 +29,8 @@ from mmspec.drafters.neural.head_prompt import (
 )
 from mmspec.drafters.neural.hydra import HYDRA_HEADS
 from mmspec.drafters.neural.multi_token import MEDUSA_HEADS, MULTI_TOKEN_HEADS, SEES
+from mmspec.drafters.neural.shared_tokens import ANY_VOCABULARY
 from mmspec.drafters.neural.small_model import (
-    SMALL_MODEL,
     build_head_drafter,
     small_model,
 )
@@ -395,6 +395,6 @@ def with_draft_model(
         execution=execution,
         verifier=verifier,
         sees="auto",
-        draft_model=(SMALL_MODEL, *HEADS),
+        draft_model=(ANY_VOCABULARY, *HEADS),
         **parts,
     )

@@ -1,0 +1,186 @@
+"""Drafting with a model of any vocabulary: its text is encoded with the target's tokenizer.
+
+Universal assisted decoding (Timor et al. 2025, "string-level exact match"; `assistant_tokenizer=`
+of transformers). The draft model continues the text greedily, and the continuation is a proposal
+like copied text: exact with every rule for such drafts, whatever the tokenizers make of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from mmspec.draft import Draft, Drafter, Kind, Round, Scores
+from mmspec.drafters.draft_model import DraftNodes, chain_layout
+from mmspec.drafters.lengths.length import Length
+from mmspec.drafters.lookup.prompt_lookup import length_of, pad_chains
+from mmspec.drafters.neural.shared_tokens import AnyVocabularyKind, pad_prompts
+from mmspec.models.translation import WINDOW, OtherVocabulary, Translation, find_tokenizers
+from mmspec.recipe import Kit
+from mmspec.targets.memory import Memory, RowMemories, build_block
+from mmspec.targets.readers.reader import Reader
+from mmspec.targets.rows import drop_row, join_memories, swap_out
+from mmspec.targets.tokens.context import Context
+
+
+@dataclass(frozen=True, eq=False)
+class TranslatedReader:
+    """The reader of a draft model, and the translation of its tokens."""
+
+    backbone: Reader
+    translation: Translation
+
+
+@dataclass(frozen=True, eq=False)
+class Reencoded(Drafter):
+    """Proposes the target's tokens of a text that a draft model writes, `length` tokens long."""
+
+    source: TranslatedReader
+    length: Length
+    kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
+    reads_prompt: ClassVar[bool] = True
+
+    def begin(self, context: Context) -> _State:
+        own = self.source
+        rows = [own.translation.read_prompt(row) for row in context.history]
+        memory, _, _ = own.backbone.prefill(
+            pad_prompts(rows, own.backbone.device),
+            extra_slots=2 * context.request.max_new_tokens + 64,
+        )
+        return _State(self.length.begin(), memory, rows, [len(row) for row in rows])
+
+    def propose(self, context: Context, state: _State) -> Draft:
+        budget = self.length.budget(state.length, context)
+        if not budget:
+            return context.empty_draft()
+        tails = self._read_new(context, state)
+        drafted = self._write(state, budget)
+        found = []
+        for row, (tail, new) in enumerate(zip(tails, drafted, strict=True)):
+            window = context.generated_tokens()[row][-WINDOW:]
+            made = self.source.translation.continue_with(window, tail, new)
+            found.append([] if context.finished[row] else made[:budget])
+        return pad_chains(context, found)
+
+    def observe(
+        self, context: Context, state: _State, draft: Draft, scores: Scores, round_: Round
+    ) -> _State:
+        state.length = self.length.observe(state.length, round_)
+        return state
+
+    def cache_bytes(self, state: _State) -> int:
+        memory = state.memory
+        rows = memory.rows if isinstance(memory, RowMemories) else [memory]
+        return sum(row.cache.bytes(max(row.lengths)) for row in rows)
+
+    def _read_new(self, context: Context, state: _State) -> list[list[int]]:
+        """Bring the cache to the committed text; returns its last tokens per row, in draft ids.
+
+        What was cached is kept as far as it is how the text is encoded now.
+        """
+        waiting, steps, tails = [], [], []
+        for row, new in enumerate(context.generated_tokens()):
+            cached, start = state.cached[row], state.prompt[row]
+            wanted = [*cached[:start], *self.source.translation.encode(new)]
+            same = _count_same(cached, wanted)
+            same = min(same, len(wanted) - 1)
+            steps.append(same - len(cached))
+            waiting.append(wanted[same:])
+            state.cached[row] = wanted
+            tails.append(self.source.translation.encode(new[-WINDOW:]))
+        if any(steps):
+            state.memory.advance(steps)
+        block = build_block(waiting, None, state.memory.like)
+        logits, _ = self.source.backbone.read(state.memory, block)
+        state.memory.advance([len(row) for row in waiting])
+        state.next = logits[:, -1:].argmax(-1)
+        return tails
+
+    def _write(self, state: _State, budget: int) -> list[list[int]]:
+        """Draft tokens per row, read from the device once; all but the last one are cached."""
+        token, made = state.next, []
+        for step in range(budget):
+            made.append(token)
+            if step < budget - 1:
+                block = DraftNodes(token, chain_layout(step, token.device)).block(state.memory.like)
+                logits, _ = self.source.backbone.read(state.memory, block)
+                token = logits[:, -1:].argmax(-1)
+        rows: list[list[int]] = torch.cat(made, 1).tolist()
+        paths = (tuple(range(budget - 1)),) * len(rows)
+        state.memory.commit([0] * len(rows), paths, budget - 1)
+        for cached, row in zip(state.cached, rows, strict=True):
+            cached += row[:-1]
+        return rows
+
+
+@dataclass
+class _State:
+    """The draft model's cache, and the draft ids in it."""
+
+    length: Any
+    memory: Memory | RowMemories
+    cached: list[list[int]]  # per row, prompt included
+    prompt: list[int]  # number of them in the prompt
+    next: Any = field(default=None)  # (B, 1) the first drafted token
+
+    def join(self, other: _State) -> None:
+        """Append the rows of another request; the draft length stays that of the batch."""
+        self.memory = join_memories(self.memory, other.memory)
+        self.cached += other.cached
+        self.prompt += other.prompt
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        drop_row(self.memory, row)
+        swap_out(self.cached, row)
+        swap_out(self.prompt, row)
+
+
+def _count_same(one: Sequence[int], other: Sequence[int]) -> int:
+    count = 0
+    for a, b in zip(one, other, strict=False):
+        if a != b:
+            break
+        count += 1
+    return count
+
+
+@dataclass(frozen=True)
+class ReencodedKind(AnyVocabularyKind):
+    """Draft models of any vocabulary, with both tokenizers."""
+
+    def read(self, model: Any, target: Reader, sees: str) -> Any:
+        """Raises ValueError for vocabularies that differ without their tokenizers."""
+        if not isinstance(model, OtherVocabulary):
+            found = find_tokenizers(target.model, model)
+            reader = target.make_reader(model)
+            if found is None and reader.vocabulary != target.vocabulary:
+                raise ValueError(
+                    f"the draft model has {reader.vocabulary} tokens, the target "
+                    f"{target.vocabulary}, and their tokenizers are not known; give drafter="
+                    "mmspec.models.translation.OtherVocabulary(model, tokenizer, target_tokenizer)"
+                )
+            hidden = frozenset(target.visual_ids)
+            if found is None:
+                return TranslatedReader(reader, Translation(None, None, hidden))
+            model = found
+        reader = target.make_reader(model.model)
+        return TranslatedReader(reader, Translation.of(model, target.visual_ids))
+
+    def save(self, model: Any, folder: Path, target: Any, drafter: Any) -> None:
+        model.save_pretrained(folder)
+        if drafter.source.translation.draft is not None:
+            drafter.source.translation.draft.save_pretrained(folder)
+
+
+REENCODED = ReencodedKind()
+
+
+def reencoded(kit: Kit) -> Drafter:
+    """Text of a draft model in the target's tokens."""
+    assert isinstance(kit.drafter, TranslatedReader)
+    return Reencoded(kit.drafter, length_of(kit))
