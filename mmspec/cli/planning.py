@@ -24,6 +24,7 @@ from mmspec.cli.output import (
 from mmspec.errors import parse_json
 from mmspec.serving.scheduler import Limits
 
+LEAST = 200  # simulated requests
 RATES = (10.0, 100.0, 1000.0, 10_000.0)
 
 
@@ -92,7 +93,8 @@ def simulate(
     limits = Limits(given["max_rows"], _find_slots(decoding, given), given["max_queue"])
     replicas, outcomes = devices // tensor, []
     for one in rate or RATES:
-        sizes = {name: given[name] for name in ("requests", "prompt", "output", "seed")}
+        sizes = {name: given[name] for name in ("prompt", "output", "seed")}
+        sizes["requests"] = max(round(one / replicas * given["seconds"]), LEAST)
         run = Simulation(decoding, limits, given["length"], given["acceptance"], given["seed"])
         outcomes.append((one, run.run(Stream(one / replicas, **sizes))))
     if json:

@@ -53,7 +53,9 @@ def simulate(
     length: Annotated[int, typer.Option(min=0, max=64, help="Drafted tokens per round.")] = 3,
     max_rows: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 64,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait.")] = 64,
-    requests: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of one engine.")] = 2000,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=1e6, help="How long requests come; at least 200 of them.")
+    ] = 60,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     json: Json = False,
 ) -> None:
@@ -72,7 +74,7 @@ def simulate(
         length=length,
         max_rows=max_rows,
         max_queue=max_queue,
-        requests=requests,
+        seconds=seconds,
         seed=seed,
     )
 

@@ -115,12 +115,14 @@ class Simulation:
 
     def run(self, stream: Stream) -> Outcome:
         """Run until all requests that were taken have ended."""
-        arrivals = list(stream.arrivals())[::-1]
-        while arrivals or self.scheduler.waiting or self.scheduler.running:
-            if not (self.scheduler.waiting or self.scheduler.running):
-                self.now = max(self.now, arrivals[-1].at)
-            while arrivals and arrivals[-1].at <= self.now:
-                self._submit(arrivals.pop())
+        arrivals = stream.arrivals()
+        coming = next(arrivals, None)
+        while coming is not None or self.scheduler.waiting or self.scheduler.running:
+            if coming is not None and not (self.scheduler.waiting or self.scheduler.running):
+                self.now = max(self.now, coming.at)
+            while coming is not None and coming.at <= self.now:
+                self._submit(coming)
+                coming = next(arrivals, None)
             self._turn()
         return Outcome.of(self, stream)
 

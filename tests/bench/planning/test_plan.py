@@ -69,7 +69,7 @@ def test_commands_print_tables_and_json(capsys: Any, tmp_path: Path) -> None:
     plan = json.loads(capsys.readouterr().out)
     assert len(plan["points"]) == 2
     given = {"prompt": 256, "output": 32, "acceptance": 0.8, "length": 3}
-    given |= {"max_rows": 8, "max_queue": 8, "requests": 50, "seed": 0}
+    given |= {"max_rows": 8, "max_queue": 8, "seconds": 1.0, "seed": 0}
     file = tmp_path / "device.json"
     file.write_text(json.dumps(plan), encoding="utf-8")  # has a device, as a calibration
     planning.simulate(SHAPE, str(file), 8, 4, [1.0], False, **given)
