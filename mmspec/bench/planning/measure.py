@@ -66,10 +66,16 @@ def measure(settings: Iterable[Setting], repeats: int = 2, progress: Progress = 
         samples += found
         rests.append((one.rows, rest))
         progress("measure", done + 1, len(ordered))
-    single = median(rest for rows, rest in rests if rows == 1)
-    more = [(rest - single) / (rows - 1) for rows, rest in rests if rows > 1]
+    return Measured(tuple(samples), *_split_host(rests))
+
+
+def _split_host(rests: list[tuple[int, float]]) -> tuple[float, float]:
+    """Seconds of the host per round, and per row of it, from those of rounds of some rows."""
+    fewest = min(rows for rows, _ in rests)
+    first = median(rest for rows, rest in rests if rows == fewest)
+    more = [(rest - first) / (rows - fewest) for rows, rest in rests if rows > fewest]
     each = max(median(more), 0.0) if more else 0.0
-    return Measured(tuple(samples), max(single - each, 0.0), each)
+    return max(first - fewest * each, 0.0), each
 
 
 def _measure_setting(model: object, one: Setting, repeats: int) -> tuple[list[Sample], float]:

@@ -8,7 +8,7 @@ import pytest
 
 from mmspec.bench.planning.calibration import find_errors, fit, predict, summarise
 from mmspec.bench.planning.devices import Device
-from mmspec.bench.planning.measure import Measured, Sample, Setting, measure
+from mmspec.bench.planning.measure import Measured, Sample, Setting, _split_host, measure
 
 KNOWN = Device(
     "known", 80e9, 8e9, 16e9, bytes_per_value=4, overlaps=False, layer_seconds=2e-4
@@ -49,3 +49,10 @@ def test_forwards_of_an_oracle_are_measured() -> None:
     assert sizes == [(2, 16, 1), (2, 4, 4), (1, 16, 1), (1, 1, 1)]
     assert all(0 < one.seconds < 10 for one in found.samples)
     assert found.round_seconds >= 0
+
+
+def test_the_host_is_split_into_rounds_and_rows() -> None:
+    each, whole = 2e-4, 1e-3
+    rests = [(rows, whole + rows * each) for rows in (2, 2, 4, 8)]
+    assert _split_host(rests) == pytest.approx((whole, each))
+    assert _split_host([(4, 1e-3)]) == (1e-3, 0.0)
