@@ -205,6 +205,21 @@ def overlap(
     """Draft while the target verifies: the gain here, and predicted for two devices."""
 
 
+@measure.command("trees")
+@model_command(
+    "mmspec.cli.studies:compare_trees", "bench", without=("recipe", "verifier", "knobs", *PARTS)
+)
+def trees(
+    prompt: Prompts = None,
+    prompts: Count = 8,
+    nodes: Annotated[
+        list[int] | None, typer.Option(min=1, max=256, help="Nodes of a tree; repeatable.")
+    ] = None,
+    depth: Annotated[int, typer.Option(min=1, max=64, help="Levels of a tree at most.")] = 8,
+) -> None:
+    """Tree shapes at equal numbers of nodes: tokens per call, predicted and measured."""
+
+
 @measure.command("compressors")
 @model_command(
     "mmspec.cli.studies:compare_compressors",

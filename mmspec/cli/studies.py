@@ -1,4 +1,4 @@
-"""`mmspec bench sweep | overlap | compressors | views | rules`, and all compressors."""
+"""`mmspec bench sweep | overlap | compressors | views | rules | trees`, and all compressors."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mmspec.bench.studies import overlap as overlap_study
 from mmspec.bench.studies import rules as rule_study
 from mmspec.bench.studies import serving as serving_study
 from mmspec.bench.studies import sweep as sweep_study
+from mmspec.bench.studies import trees as tree_study
 from mmspec.bench.studies import views as views_study
 from mmspec.bench.studies.kept_tokens import draw
 from mmspec.cli.bench import workload
@@ -280,6 +281,35 @@ def compare_rules(
     _print_note(
         f"{found.pairs} pairs over {found.vocabulary} tokens; the optimum is that of the draws"
     )
+
+
+def compare_trees(
+    options: ModelOptions,
+    prompt: list[str] | None,
+    prompts: int,
+    nodes: list[int] | None,
+    depth: int,
+) -> None:
+    """Shapes of trees at equal numbers of nodes, with the prediction of Sequoia's programme."""
+    loaded = load(options, select(replace(options, recipe=[tree_study.RECIPE])))
+    work = workload(loaded, prompt, prompts, 1, options.seed)
+    with show_progress(options.json) as report:
+        found = tree_study.compare_trees(
+            loaded.accelerate,
+            work,
+            model=loaded.selection.model,
+            nodes=nodes or (8, 16, 32),
+            depth=depth,
+            seed=options.seed,
+            progress=report,
+        )
+    if options.json:
+        print_json(found.to_dict())
+        return
+    rows = [(*list(vars(one).values())[:-1],) for one in found.points]
+    print_table(rows, "shape", "nodes", "drafted", "levels", "predicted", "measured")
+    rates = ", ".join(format_percent(one) for one in found.rates)
+    _print_note(f"{found.model}: tokens per call; accepted by rank: {rates}")
 
 
 def _write(

@@ -44,8 +44,9 @@ class TreeBudget:
 
     def _split_nodes(self, level: int, children: int, count: int, below: np.ndarray) -> np.ndarray:
         """Expected tokens where the last subtree has count, count - 1, ..., 1 nodes."""
-        rest = self._table[level, :count, children - 1]
-        return rest + self.rates[children - 1] * below[count - 1 :: -1][:count]
+        rest, last = self._table[level, :count, children - 1], below[count - 1 :: -1][:count]
+        rate = self.rates[children - 1]  # 0 of an impossible subtree would not be a number
+        return rest + (rate * last if rate else np.where(np.isfinite(last), 0.0, last))
 
     def tokens(self) -> np.ndarray:  # (depth + 1, nodes + 1)
         """Expected tokens of a round, including the target's own, by maximal levels and nodes."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+import numpy as np
 import pytest
 
 from mmspec.drafters.trees.tree_budget import TreeBudget
@@ -78,3 +79,10 @@ def worth(tree: Tree, rates: tuple[float, ...]) -> float:
         rank = tree.children[parent + 1].index(node)
         chance.append((1.0 if parent < 0 else chance[parent]) * rates[rank])
     return 1 + sum(chance)
+
+
+def test_a_rank_that_is_never_right_gets_no_children() -> None:
+    budget = TreeBudget((0.5, 0.2, 0.0), 6, 4)
+    assert not np.isnan(budget.tokens()).any()
+    tree = budget.tree(6, 4)
+    assert (tree.nodes, tree.width) == (6, 2)
