@@ -275,13 +275,7 @@ class TextGenerator:
         if not _hf_cache.cached_length(cache):
             return inputs, None
         past = EarlierTurns.from_request(cache, inputs)
-        missing = sorted(drafter.required_features)
-        if missing:
-            raise ValueError(
-                f"{name} needs features of the whole prompt ({', '.join(missing)}), but "
-                "past_key_values already holds a part of it; drop past_key_values, or use a recipe "
-                "with a draft model or a lookup"
-            )
+        past.check_features(name, drafter.required_features, bool(backbone.placeholder_ids))
         mask = inputs.get("attention_mask")
         if mask is not None and not past.includes_cached:
             inputs = {**inputs, "attention_mask": mask[:, past.length :]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
@@ -14,10 +14,11 @@ from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Round, Scores
 from mmspec.targets.memory import RowMemories, build_block
 from mmspec.targets.readers.backbone import Backbone
+from mmspec.targets.readers.hooks import wanted_layers
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request, prefix_of
 from mmspec.targets.tokens.late import DeferredPrefill
-from mmspec.targets.tokens.turns import write_cache
+from mmspec.targets.tokens.turns import KEPT, KeptFeatures, write_cache
 
 Rows = Sequence[Sequence[int]]
 Steps = tuple[Tensor, ...]  # (B, V) per new token
@@ -48,6 +49,7 @@ class OutcomeRecorder:
     last: Scores | None = field(default=None, init=False)
     logits: list[list[Tensor]] = field(default_factory=list, init=False)  # (n, V), row by row
     scores: list[list[Tensor]] = field(default_factory=list, init=False)
+    states: dict[str, list[list[Tensor]]] = field(default_factory=dict, init=False)  # (n, W)
 
     def __post_init__(self) -> None:
         if self.keeps_scores:
@@ -71,6 +73,9 @@ class OutcomeRecorder:
         self.last = context.scores
         self.logits = [[] for _ in context.history]
         self.scores = [[] for _ in context.history]
+        names = keepable_features(self.target.required_features - {"logits"})
+        is_read = all(name in context.shared for name in (*names, "embeds"))
+        self.states = {name: [[] for _ in context.history] for name in names if is_read}
         return context
 
     def score(self, context: Context, draft: Draft) -> Scores:
@@ -80,6 +85,7 @@ class OutcomeRecorder:
     def keep(self, context: Context, draft: Draft, round_: Round) -> Context:
         if self.keeps_scores:
             self._record(round_)
+        self._record_states(round_)
         # the last token of a sequence is never read: if it was drafted, it is rolled back
         pairs = zip(round_.path, round_.tokens, strict=True)
         path = tuple(nodes[: max(len(tokens) - 1, 0)] for nodes, tokens in pairs)
@@ -104,6 +110,8 @@ class OutcomeRecorder:
         if needed and any(missing):
             extra = self._read(context, missing)
         filled = self._write_cache(context, cache, count) if returns_cache else None
+        if filled is not None:
+            self._keep_features(context, filled, tokens)
         if not self.keeps_scores:
             return RequestOutcome(filled)
         for row, own in enumerate(extra):  # the padding after a row's end
@@ -115,6 +123,42 @@ class OutcomeRecorder:
                 self.scores[row].append(distribution[row, end - min(ended) :])
         scores = torch.stack([torch.cat(row) for row in self.scores])
         return RequestOutcome(filled, logits.float().unbind(1), scores.unbind(1))
+
+    def _record_states(self, round_: Round) -> None:
+        """Store the states of the tokens before each accepted one."""
+        if round_.is_unverified:  # tokens that the target has not read
+            self.states = {}
+        if not round_.calls or self.last is None:
+            return
+        for name, rows in self.states.items():
+            states = self.last.features[name]
+            for row, own in enumerate(rows):
+                places = [0, *(node + 1 for node in round_.path[row])]
+                own.append(states[row, places[: len(round_.tokens[row])]])
+
+    def _keep_features(self, context: Context, cache: Cache, tokens: Rows) -> None:
+        """Keep what the drafter needs of all tokens with the cache; states of padding are zero."""
+        setattr(cache, KEPT, None)
+        if not self.states:
+            return
+        shared, count, states = context.shared, len(tokens[0]) - 1, {}
+        for name, rows in self.states.items():
+            new = shared[name].new_zeros(len(rows), count, shared[name].shape[-1])
+            for row, parts in enumerate(rows):
+                if parts:
+                    own = torch.cat(parts)[:count]
+                    new[row, : len(own)] = own
+            states[name] = torch.cat((shared[name], new), 1)
+        ids = torch.tensor([row[:count] for row in tokens], device=context.device)
+        embeds = shared["embeds"]
+        if count:
+            embeds = torch.cat((embeds, self.target.backbone.embed(ids).to(embeds)), 1)
+        positions = shared.get("positions")
+        if positions is not None:
+            steps = torch.arange(1, count + 1, device=positions.device)
+            positions = positions.expand(*positions.shape[:-2], len(tokens), -1)
+            positions = torch.cat((positions, positions[..., -1:] + steps), -1)
+        setattr(cache, KEPT, KeptFeatures(states, embeds, positions))
 
     def _record(self, round_: Round) -> None:
         """Store the scores of each accepted token: those of the position before it."""
@@ -159,3 +203,10 @@ class OutcomeRecorder:
         rows = memory.rows if isinstance(memory, RowMemories) else [memory]
         slots, config = [row.cache for row in rows], self.target.backbone.cache_config
         return write_cache(slots, config, cache, self.start + count - 1)
+
+
+def keepable_features(names: Iterable[str]) -> list[str]:
+    """The names, if all of them are hidden states of every token; else none."""
+    wanted = sorted(names)
+    is_kept = all(one == "hidden" or one in wanted_layers({one}) for one in wanted)
+    return wanted if is_kept else []

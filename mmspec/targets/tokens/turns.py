@@ -10,7 +10,7 @@ turn: it then holds the same as after `generate()`, all tokens but the last one.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -51,6 +51,38 @@ _READABLE: dict[type, tuple[type, ...]] = {
 _FRESH = "give past_key_values=DynamicCache(config=model.config)"
 
 
+KEPT = "mmspec_features"  # attribute of a cache
+
+
+@dataclass(frozen=True)
+class KeptFeatures:
+    """What a head needs of the tokens in a cache: kept with it, as it cannot be read from it."""
+
+    states: Mapping[str, Tensor]  # (B, L, W) features of the target by name
+    embeds: Tensor  # (B, L, D)
+    positions: Tensor | None  # (B, L), or (axes, B, L) with M-RoPE
+
+    @classmethod
+    def of_cache(cls, cache: Cache, length: int) -> KeptFeatures | None:
+        """Those of the first `length` slots; None where the cache has none, or fewer."""
+        found = vars(cache).get(KEPT)
+        if found is None or found.embeds.shape[1] < length:
+            return None
+        positions = None if found.positions is None else found.positions[..., :length]
+        states = {name: one[:, :length] for name, one in found.states.items()}
+        return cls(states, found.embeds[:, :length], positions)
+
+    def prepend_to(self, offer: Mapping[str, Any]) -> dict[str, Any]:
+        """The features of a whole conversation, from those of its last turn."""
+        whole = {**self.states, "embeds": self.embeds}
+        found = {n: torch.cat((one, offer[n]), 1) for n, one in whole.items() if n in offer}
+        if self.positions is not None and offer.get("positions") is not None:
+            shape = (*self.positions.shape[:-1], -1)
+            both = (self.positions, offer["positions"].expand(shape))
+            found["positions"] = torch.cat(both, -1)
+        return {**offer, **found}
+
+
 @dataclass(frozen=True)
 class EarlierTurns:
     """The cache of earlier turns that a request continues.
@@ -63,6 +95,26 @@ class EarlierTurns:
     length: int  # slots in it
     includes_cached: bool
     mask: Tensor | None = None  # (B, length) attention mask of new tokens only; None = all
+    features: KeptFeatures | None = None  # of the cached tokens
+
+    def check_features(self, name: str, required: Collection[str], has_images: bool) -> None:
+        """Refuse features of the whole prompt that were not kept. Raises ValueError.
+
+        `name` is the drafter's. With `has_images` its head needs the ids of all tokens.
+        """
+        kept = {} if self.features is None else self.features.states
+        missing = sorted(set(required) - set(kept))
+        if missing:
+            raise ValueError(
+                f"{name} needs features of the whole prompt ({', '.join(missing)}), but "
+                "past_key_values already holds a part of it; give the cache of a turn of this "
+                "recipe, drop past_key_values, or use a recipe with a draft model or a lookup"
+            )
+        if required and has_images and not self.includes_cached:
+            raise ValueError(
+                f"{name} distinguishes images from text by the ids of all tokens; give the whole "
+                "conversation as input_ids, with an attention_mask of that length"
+            )
 
     @classmethod
     def from_request(cls, cache: Cache, inputs: Mapping[str, Any]) -> EarlierTurns:
@@ -94,6 +146,7 @@ class EarlierTurns:
             length,
             includes_cached,
             None if includes_cached or mask is None else mask[:, :length],
+            KeptFeatures.of_cache(cache, length),
         )
 
 

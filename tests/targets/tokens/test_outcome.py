@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 import mmspec
+from mmspec import recipes, zoo
 from mmspec.drafters.oracle import Oracle
+from mmspec.modalities.common.tiny_models import random_drafter
 from mmspec.recipe import CTC_HEAD
+from mmspec.targets.tokens.turns import KEPT, KeptFeatures
 from mmspec.trees import Tree
+from mmspec.zoo import language
 from tests import toys
-from tests.targets.tokens.test_turns import BATCHES, assert_same_cache
+from tests.covering import exhaustive
+from tests.targets.tokens.test_turns import BATCHES, assert_same_cache, next_turn
 
 ROOM = 10
 ASKED: dict[str, Any] = {
@@ -21,6 +29,11 @@ ASKED: dict[str, Any] = {
     "return_dict_in_generate": True,
     "output_scores": True,
     "output_logits": True,
+}
+TURN: dict[str, Any] = {
+    "max_new_tokens": 9,
+    "do_sample": False,
+    "return_dict_in_generate": True,
 }
 SHAPES: dict[str, Any] = {"chain": 3, "tree": Tree.branching([2, 2, 1])}
 Request = dict[str, Any]
@@ -119,3 +132,105 @@ def test_a_gate_that_skips_has_no_scores() -> None:
         fast = mmspec.accelerate(model, recipe)
         with pytest.raises(ValueError, match=r"output_scores.*gate.*choose another"):
             fast.generate(**toys.inputs("llama"), **ASKED)
+
+
+HEADS = [
+    name
+    for name in recipes.names("tokens")
+    if recipes.get(name).training is not None and name not in ("massv", "specvlm", "spd-mllm")
+]
+
+
+def head_on(name: str, family: str = "qwen2_5_vl") -> Any:
+    model = toys.model(family, layers=7)
+    return mmspec.accelerate(model, name, drafter=random_drafter(recipes.get(name), model, 0))
+
+
+@pytest.mark.parametrize("batch", ["one", "ragged"])
+@pytest.mark.parametrize("name", exhaustive(HEADS, ("eagle-3",)))
+def test_a_head_goes_on_with_the_cache_of_a_turn(name: str, batch: str) -> None:
+    """In three turns, as in a run over the whole conversation: tokens, drafts, what they read."""
+    fast, request = head_on(name), toys.inputs("qwen2_5_vl", **BATCHES[batch])
+    media = {name: request[name] for name in ("pixel_values", "image_grid_thw")}
+    question, cache = request, None
+    for seed in range(3):
+        out = fast.generate(**question, **TURN, past_key_values=cache)
+        given = question if seed == 0 else {**question, **media}
+        fresh = fast.generate(**given, **TURN)
+        assert torch.equal(out.sequences, fresh.sequences)
+        assert out.stats.per_step_accepted == fresh.stats.per_step_accepted
+        assert out.stats.fallback is None
+        cache = out.past_key_values
+        own, theirs = (vars(one)[KEPT] for one in (cache, fresh.past_key_values))
+        assert (own is None) == (theirs is None) == (name == "aasd")  # it reads the cache itself
+        if own is not None:
+            new = own.embeds.shape[1] - question["attention_mask"].shape[1]
+            padding = functional.pad(question["attention_mask"], (0, new), value=1) == 0
+            for mine, other in zip(parts_of(own), parts_of(theirs), strict=True):
+                mine, other = (one.float().clone() for one in (mine, other))
+                mine[padding] = other[padding] = 0
+                torch.testing.assert_close(mine, other, rtol=1e-3, atol=1e-3)
+        question = next_turn(question, out.sequences, seed=seed)
+
+
+def parts_of(kept: KeptFeatures) -> list[Tensor]:  # (B, L, ...) each
+    assert kept.positions is not None
+    return [kept.embeds, kept.positions[-3:].permute(1, 2, 0), *kept.states.values()]
+
+
+def test_states_that_are_not_the_conversations_draft_otherwise() -> None:
+    """Output stays that of plain decoding; the drafts of a trained head are others."""
+    processor, model = zoo.processor("llava"), zoo.load("llava").float()
+    one = language.examples(1, "held-out", 0, "caption")[0]
+    text = language.format_prompt(processor, one.prompt)
+    request = dict(processor(images=one.image, text=text, return_tensors="pt"))
+    fast = mmspec.accelerate(model, "eagle-3", drafter=zoo.path("llava-eagle3"))
+    long = {**TURN, "max_new_tokens": 24}
+    first = fast.generate(**request, **long)
+    ids = processor.tokenizer(f" user : {one.prompt} assistant :", add_special_tokens=False)
+    said = torch.cat((first.sequences, torch.tensor([ids.input_ids])), 1)
+    question = {"input_ids": said, "attention_mask": torch.ones_like(said)}
+    found = []
+    for is_wrong in (False, True):
+        cache = copy.deepcopy(first.past_key_values)
+        if is_wrong:
+            kept = vars(cache)[KEPT]
+            states = {name: -3 * one.flip(1) for name, one in kept.states.items()}
+            setattr(cache, KEPT, replace(kept, states=states, embeds=kept.embeds.flip(1)))
+        found.append(fast.generate(**question, **long, past_key_values=cache))
+    fresh = fast.generate(**question, pixel_values=request["pixel_values"], **long)
+    assert all(torch.equal(one.sequences, fresh.sequences) for one in found)
+    good, wrong = (one.stats.per_step_accepted for one in found)
+    assert good == fresh.stats.per_step_accepted
+    assert sum(good) > 0
+    assert wrong != good
+
+
+def test_a_cache_without_the_states_of_a_head_is_refused() -> None:
+    """Of `generate()`, of another recipe, or of other layers; a cut one is enough."""
+    fast, request = head_on("eagle-3", "llama"), toys.inputs("llama")
+    model = fast.model
+    mine = fast.generate(**request, **TURN)
+    question = next_turn(request, mine.sequences)
+    cut = copy.deepcopy(mine.past_key_values)
+    cut.crop(-3)
+    assert torch.equal(
+        fast.generate(**question, **TURN, past_key_values=cut).sequences,
+        fast.generate(**question, **TURN).sequences,
+    )
+    message = r"needs features of the whole prompt \(layers:.*cache of a turn of this recipe"
+    others = (model, mmspec.accelerate(model, "prompt-lookup"), head_on("eagle", "llama"))
+    for other in others:
+        cache = other.generate(**request, **TURN).past_key_values
+        with pytest.raises(ValueError, match=message):
+            fast.generate(**question, **TURN, past_key_values=cache)
+    again = model.generate(**question, **TURN, past_key_values=mine.past_key_values)
+    longer = next_turn(question, again.sequences)
+    with pytest.raises(ValueError, match=message):  # `generate()` went on with it
+        fast.generate(**longer, **TURN, past_key_values=again.past_key_values)
+    sighted, request = head_on("eagle-3", "llava"), toys.inputs("llava")
+    first = sighted.generate(**request, **TURN)
+    whole = next_turn(request, first.sequences)
+    new = {**whole, "input_ids": whole["input_ids"][:, first.sequences.shape[1] - 1 :]}
+    with pytest.raises(ValueError, match="by the ids of all tokens; give the whole conversation"):
+        sighted.generate(**new, **TURN, past_key_values=first.past_key_values)
