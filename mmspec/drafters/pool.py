@@ -19,8 +19,8 @@ class Pool(Drafter):
     The reward of an arm is the share of the tokens of a round that it drafted, up to `longest`
     tokens. With a selector that sees all, every arm proposes in every round, and its reward is the
     part of the committed tokens that its draft has: no further calls of the target, but forwards of
-    every draft model. One arm per round drafts all rows. Without `fresh`, what was learned stays
-    for later requests.
+    every draft model; searches then also observe the drafts of other arms. One arm per round drafts
+    all rows. Without `fresh`, what was learned stays for later requests.
 
     Exact with `Coupled`, which takes proposals of any kind. Raises ValueError for fewer than two
     arms, and for a head where all arms have to propose: it needs the target's states of its own
@@ -78,14 +78,11 @@ class Pool(Drafter):
             if place == state.arm:
                 rewards[place] = self._reward(round_.accepted, round_)
             elif place in state.drafts:
-                drafted = state.drafts[place]
-                paths = match_paths(drafted, round_.tokens)
+                paths = match_paths(state.drafts[place], round_.tokens)
                 rewards[place] = self._reward([len(path) for path in paths], round_)
-                counts = tuple(len(path) for path in paths)
-                sizes = tuple(drafted.mask.sum(-1).tolist())
-                turn = replace(round_, path=paths, accepted=counts, drafted=sizes, read=None)
-                if not isinstance(arm, Autoregressive):
-                    continue  # it reads the text when it drafts
+                if isinstance(arm, Autoregressive):  # keeps what it has read of the accepted tokens
+                    drafted = state.drafts[place]
+                    turn = _round_of(drafted, paths, round_)
             elif isinstance(arm, Autoregressive):
                 own = arm.skip_rows(context, own)
             else:
@@ -111,6 +108,12 @@ class PoolState:
     counts: ArmCounts
     arm: int = 0  # that drafts this round
     drafts: dict[int, Draft] = field(default_factory=dict)
+
+
+def _round_of(draft: Draft, paths: tuple[tuple[int, ...], ...], round_: Round) -> Round:
+    """The round as if this draft had been verified."""
+    accepted, drafted = tuple(map(len, paths)), tuple(draft.mask.sum(-1).tolist())
+    return replace(round_, path=paths, accepted=accepted, drafted=drafted, read=None)
 
 
 def match_paths(

@@ -11,6 +11,7 @@ import torch
 
 import mmspec
 from mmspec.draft import Draft, Kind
+from mmspec.drafters.lookup.token_recycling import TokenRecycling
 from mmspec.drafters.oracle import Oracle, RandomDrafter
 from mmspec.drafters.pool import Pool, match_paths
 from mmspec.drafters.selectors import ArmCounts, Exp3, Hedge, Selector, UpperConfidence
@@ -101,6 +102,15 @@ def test_it_settles_on_the_arm_that_is_right(selector: Selector) -> None:
     pulls = pool._counts.pulls
     assert pulls[1] == max(pulls)
     assert sum(pulls) > 15
+
+
+def test_searches_learn_from_the_drafts_of_others() -> None:
+    """Token recycling is empty at first; it is chosen once what it would have drafted is right."""
+    model, prompt, room = tiny(), inputs(), 60
+    arms = [RandomDrafter(tree=2), TokenRecycling()]
+    pool = Pool(arms, Hedge(), longest=3, fresh=False)
+    assert drive(model, pool, prompt, room)[0] == greedy(model, prompt, room)
+    assert pool._counts.pulls[1] > pool._counts.pulls[0] > 0
 
 
 NAMED: tuple[tuple[str, dict[str, Any]], ...] = (

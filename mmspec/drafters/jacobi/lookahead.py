@@ -87,7 +87,7 @@ class Lookahead(Drafter):
             found.append([] if context.finished[row] else [one[:depth] for one in reversed(known)])
         guesses = max(map(len, found)) if depth else 0
         state.columns = columns
-        tree = build_tree(columns, self.ngram - 1, guesses, depth)
+        tree = state.tree = build_tree(columns, self.ngram - 1, guesses, depth)
         if not tree.nodes:
             return context.empty_draft()
         tokens, mask = [], []
@@ -110,8 +110,8 @@ class Lookahead(Drafter):
     ) -> LookaheadState:
         """Store the n-grams of the window and move it past the committed tokens."""
         columns = state.columns
-        if not draft.nodes or not columns:
-            return state
+        if not draft.nodes or not columns or draft.tree is not state.tree:
+            return state  # nothing of the window was read: in a pool another drafter may draft
         last = self.ngram - 2  # nodes of a column
         ends = [columns - 1 + last * column + last for column in range(columns)]  # rows of scores
         p = as_categorical(scores.distribution)[:, ends]
@@ -192,6 +192,7 @@ class LookaheadState:
 
     rows: list[RowWindow]
     columns: int = 0  # of the window in this round
+    tree: Tree | None = None  # of its draft
 
     def join(self, other: LookaheadState) -> None:
         """Append the rows of another request."""
