@@ -174,7 +174,7 @@ def _own(tokenizer: Any) -> Any:
 def _texts(tokenizer: Any) -> dict[str, int]:
     """Tokens with plain spaces for the sign that a tokenizer writes; special ones are left out."""
     special = set(tokenizer.all_special_ids)
-    found = {}
+    found: dict[str, int] = {}
     for text, id in tokenizer.get_vocab().items():
         if id not in special:
             first = " " + text[1:] if text.startswith(SPACES) else text

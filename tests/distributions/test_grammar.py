@@ -298,6 +298,35 @@ def test_drafts_may_stay_as_they_are() -> None:
     assert out.stats.target_calls > strict.stats.target_calls
 
 
+@pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "prompt-lookup"])
+def test_drafted_tokens_are_read_from_the_device_once_a_round(
+    recipe: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One read for the masks and one of the verdict, where drafts stay as they are."""
+    loose = Grammar.json_schema(
+        SCHEMA, whitespace=False, tokenizer=tokenizer(), constrains_drafts=False
+    )
+    reads, rounds = [0], list[int]()
+    for name in ("tolist", "item", "cpu", "numpy"):
+        own = getattr(Tensor, name)
+
+        def noted(self: Any, *args: Any, own: Any = own, **how: Any) -> Any:
+            reads[0] += 1
+            return own(self, *args, **how)
+
+        monkeypatch.setattr(Tensor, name, noted)
+
+    def count(_: Any) -> None:
+        rounds.append(reads[0])
+        reads[0] = 0
+
+    made = fast(recipe)
+    made.generate(**request(), **GREEDY, grammar=loose)
+    reads[0] = 0
+    made.generate(**request(), **GREEDY, grammar=loose, on_round=count)
+    assert max(rounds[2:]) <= 2, rounds
+
+
 def test_words_join_with_spaces() -> None:
     """A tokenizer of words drops the first space of a text."""
     model, processor = mmspec.zoo.load("llava"), mmspec.zoo.processor("llava")

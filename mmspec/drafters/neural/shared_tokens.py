@@ -28,7 +28,8 @@ from mmspec.drafters.draft_model import (
     committed_prefix,
     draft_distribution,
 )
-from mmspec.drafters.neural.small_model import Autoregressive, SmallModelKind, check_same_size
+from mmspec.drafters.neural.small_model import Autoregressive, SmallModelKind
+from mmspec.models.compatibility import check_same_size
 from mmspec.models.translation import OtherVocabulary, Translation, find_tokenizers
 from mmspec.targets.memory import Memory, RowMemories, build_block
 from mmspec.targets.readers.reader import Reader
