@@ -209,20 +209,28 @@ class GrammarProcessor(StatefulProcessor):
         return state if state is FREE else state.advance(token)
 
     def apply(self, states: Sequence[Any], scores: Tensor) -> Tensor:  # n, (n, V) -> (n, V)
+        """Where nothing is left, all mass is on a token that the grammar does not allow.
+
+        A draft may pass such a position; what is committed there is refused (`explain`).
+        """
         allowed = np.ones(scores.shape, dtype=np.uint8)
         for place, state in enumerate(states):
             if state is not None and state is not FREE and not state.is_ended:
-                own = state.allowed()
-                allowed[place] = own if own.any() else 1  # a dead end is refused when committed
+                allowed[place] = state.allowed()
         mask = torch.from_numpy(allowed).to(scores.device).bool()
-        return scores.masked_fill(~mask, -torch.inf)
+        made = scores.masked_fill(~mask, -torch.inf)
+        is_empty = made.amax(-1, keepdim=True) == -torch.inf
+        barred = torch.zeros_like(made).masked_fill(mask, -torch.inf)
+        first = torch.zeros_like(mask).scatter_(1, barred.argmax(-1, keepdim=True), True)
+        return torch.where(is_empty, barred.masked_fill(~first, -torch.inf), made)
 
     def explain(self, state: Any, token: int) -> str:
         state.check()
-        shown = state.vocabulary.tokens.decode_str([token])
+        text = state.vocabulary.tokens.decode_str([*state.text])
         return (
-            f"token {token} ({shown!r}) was accepted where the grammar does not allow it: the "
-            "recipe accepts tokens of probability 0; choose an exact one"
+            f"token {token} was taken after {text!r}, where the grammar does not allow it: other "
+            "settings (min_new_tokens, bad_words_ids, ...) exclude all tokens that it allows, or "
+            "the recipe accepts tokens of probability 0; loosen them, or choose an exact recipe"
         )
 
 

@@ -419,6 +419,18 @@ def test_a_dead_end_is_an_error_only_where_it_is_reached() -> None:
         made.generate(input_ids=ids, max_new_tokens=9, grammar=Grammar.regex("abz", tokenizer=own))
 
 
+@pytest.mark.parametrize("recipe", ["plain", "coupled", "recursive-rejection"])
+def test_settings_that_leave_no_token_are_an_error_only_where_it_is_reached(recipe: str) -> None:
+    made, ends = fast(recipe), Grammar.regex("ab", tokenizer=tokenizer())
+    for how in (GREEDY, SAMPLED):
+        with pytest.raises(ValueError, match=r"after 'ab', .*min_new_tokens"):
+            made.generate(**request(), **how, grammar=ends, min_new_tokens=5)
+        wide = Grammar.regex("ab([a-y]{9,})?", tokenizer=tokenizer())  # drafts may end early
+        given = {**request(), **how, "max_new_tokens": 8, "min_new_tokens": 8, "grammar": wide}
+        out = made.generate(**given)
+        assert all(re.fullmatch("ab[a-y]{6,}", text) for text in texts(out.sequences))
+
+
 def test_a_grammar_is_compiled_once() -> None:
     grammars._compile.cache_clear()
     for _ in range(3):
