@@ -9,7 +9,7 @@ from typing import Any
 from rich.console import Console
 from rich.text import Text
 
-from mmspec import registry
+from mmspec import recipes, registry
 from mmspec.cli.models import LoadedModels, check_distinct, check_writable
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.output import console, print_json, print_pairs, show_status
@@ -54,7 +54,8 @@ def write_trace(
     options: ModelOptions,
 ) -> Path:
     """Write a trace; with `compare`, plain decoding is run once to be shown beside it."""
-    if compare:
+    owner = loaded.selection.owner
+    if compare and recipes.find_misfit(owner.plain[0], owner) is None:
         plain = Trace()
         with show_status("tracing plain decoding", options.json):
             loaded.call(loaded.accelerate_plain(), {**request, "trace": plain}, options.seed)

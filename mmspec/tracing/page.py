@@ -62,6 +62,7 @@ def make_data(header: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) ->
         "notes": notes,
         "batch": batch if rounds else 0,
         "tokens": header["tokens"],
+        "exact": header["exact"],
         "total": max(len(rounds) - 1, 0),
         "parts": 1 + max((one["part"] for one in rounds), default=0),
         "words": any("text" in row for one in rounds for row in one["rows"]),

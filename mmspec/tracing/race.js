@@ -30,6 +30,6 @@ function addRace() {
     fill(other, done, all, plainCalls, plain.same ? list.slice(Math.max(done - 60, 0), done) : []);
     const end = plain.clock.length ? plain.clock[plain.clock.length - 1][0] : 0, own = clock[clock.length - 1];
     verdict.textContent = `Clock: ${number(now)} s. All: ${number(own)} s with drafts, ${number(end)} s plain (${kind}): ${number(end / own)} times as long.` +
-      (plain.measured ? (plain.same ? " Both wrote the same tokens." : " They wrote different tokens.") : "");
+      (plain.measured ? (plain.same ? " Both wrote the same tokens." : " They wrote different tokens" + (data.exact ? ": two draws from one distribution." : ".")) : "");
   });
 }
