@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 from transformers import (
@@ -417,6 +418,35 @@ def test_a_dead_end_is_an_error_only_where_it_is_reached() -> None:
     ids = torch.tensor([[0, 1, 2]])
     with pytest.raises(ValueError, match="allows no token of this vocabulary after 'ab'"):
         made.generate(input_ids=ids, max_new_tokens=9, grammar=Grammar.regex("abz", tokenizer=own))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("how", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+def test_trained_heads_and_pictures_keep_a_grammar(how: dict[str, Any]) -> None:
+    model, processor = mmspec.zoo.load("llava"), mmspec.zoo.processor("llava")
+    sentence = 'start: (" "? ("a" | "the") " " COLOUR " " ("circle" | "star") ".")+\n'
+    grammar = Grammar.ebnf(f'{sentence}COLOUR: "red" | "blue"', tokenizer=processor)
+    scene = Image.open(mmspec.zoo.bundled_scene()).convert("RGB")
+    prompts = [
+        processor.apply_chat_template(
+            [{"role": "user", "content": [{"type": "image"}, {"type": "text", "text": text}]}],
+            add_generation_prompt=True,
+        )
+        for text in ("describe the picture", "how many things are in the picture ?")
+    ]
+    given = processor(text=prompts, images=[[scene]] * 2, return_tensors="pt", padding=True)
+    asked: dict[str, Any] = {**given, **how, "max_new_tokens": 24, "grammar": grammar}
+    wanted = mmspec.accelerate(model, "plain").generate(**asked).sequences
+    for recipe, drafter in (
+        ("eagle-3", "zoo:llava-eagle3"),
+        ("medusa", "zoo:llava-medusa"),
+        ("coupled", "zoo:llava-feature-head"),
+        ("spd-mllm", "zoo:llava-text-drafter"),
+    ):
+        tree: dict[str, Any] = {"tree": [2, 2, 1]} if recipe == "eagle-3" else {}
+        out = mmspec.accelerate(model, recipe, drafter=drafter, **tree).generate(**asked)
+        assert torch.equal(out.sequences, wanted)
+        assert out.stats.mean_acceptance_length > 1.5
 
 
 @pytest.mark.parametrize("recipe", ["plain", "coupled", "recursive-rejection"])
