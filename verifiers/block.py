@@ -70,9 +70,9 @@ def stopping_probability(left: Tensor, rho: Tensor) -> Tensor:  # (...) x2 -> (.
     return torch.where(whole > 0, left / whole.clamp_min(torch.finfo(whole.dtype).tiny), 1)
 
 
-def scaled_residual(p: Tensor, q: Tensor, rho: Tensor) -> Tensor:  # (B, V) x2, (B,) -> (B, V)
+def scaled_residual(p: Tensor, q: Tensor, rho: Tensor) -> Tensor:  # (..., V) x2, (...)
     """norm((rho p - q)+), or p where that is nowhere positive."""
-    return normalise((rho[:, None] * p - q).clamp_min(0), p)
+    return normalise((rho[..., None] * p - q).clamp_min(0), p)
 
 
 def _passing(rho: Tensor, p: Tensor, q: Tensor) -> Tensor:  # -> (B, N)

@@ -222,9 +222,9 @@ def reject_one_by_one(branches: Branches, kind: Kind) -> tuple[Tensor, Tensor]:
     p. Siblings without replacement are tested with q without the earlier ones; p is 0 there, so
     scaling q is enough. p is not normalised in between: `masses` are what is left of it.
     """
-    x, rest, q = branches.tokens, branches.p, branches.q
+    x, rest, q, real = branches.tokens, branches.p, branches.q, branches.real
     drawn, share = (None, None) if q is None else _proposal_scale(branches, kind)
-    kept = ~branches.real.any(-1, keepdim=True) if branches.has_gaps else None
+    kept = None if real is None or not branches.has_gaps else ~real.any(-1, keepdim=True)
     shares = () if share is None else share.split(1, -1)
     found, masses = list[Tensor](), list[Tensor]()
     own = rest
@@ -247,8 +247,8 @@ def reject_one_by_one(branches: Branches, kind: Kind) -> tuple[Tensor, Tensor]:
         expected = tested if expected is None else expected * tested
     if expected is not None:
         chance = chance / expected.clamp_min_(torch.finfo(rest.dtype).tiny)
-    if branches.has_gaps:
-        chance = chance * branches.real
+    if real is not None and branches.has_gaps:
+        chance = chance * real
     return (1 - chance.clamp_max_(1)).cumprod(-1), rest
 
 

@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical, as_categorical
+from mmspec.distributions.categorical import Categorical, as_categorical, row_index
 from mmspec.distributions.noise import Lane, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
-from mmspec.trees import Tree
+from mmspec.trees import Tree, row_indices
 from mmspec.verifiers.block import scaled_residual, stopping_probability
 from mmspec.verifiers.walk import (
     check_draft,
     gather_token,
     one_hot,
+    path_table,
     proposal,
     remove_token,
     verify_greedy,
@@ -47,63 +49,85 @@ class Traversal(Verifier):
                     "draft the same topology in every row, verify row by row, or use Recursive"
                 )
             tree = Tree(tuple(draft.parents[0].tolist()))
-        return verify_greedy(draft, scores) or _Walk(draft, scores, noise, tree).run()
+        return verify_greedy(draft, scores) or _traverse(draft, scores, noise, tree)
+
+
+def _traverse(draft: Draft, scores: Scores, noise: Noise, tree: Tree) -> Verdict:
+    """Visit the nodes in post-order; the first one that passes is the end of the path."""
+    walk = _Walk(draft, as_categorical(scores.distribution).probs, tree)
+    for rows in walk.plan.levels:
+        walk.test_children(rows)
+    order, device = walk.plan.order, draft.tokens.device
+    passing = torch.stack([walk.rho[row] for row in order], -1)  # the context is last and passes
+    survival = (1 - passing).cumprod(-1)[:, None]
+    level = torch.zeros(1, 1, dtype=torch.int64, device=device)
+    place = noise.choose(survival, level, 1, Lane.WALK)[:, 0].clamp_max(len(order) - 1)
+    row = row_index(order, device)[place]
+    path = path_table(tree, device)[row]
+    weights = torch.stack(walk.rest, 1)[row_indices(draft.batch, device), row]
+    return Verdict(path, (path >= 0).sum(-1), noise.pick(weights, Lane.RESIDUAL))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """Rows of `scores` (0 = context, i + 1 = node i) by level, and in post-order."""
+
+    levels: tuple[tuple[int, ...], ...]  # those with children; more children come first
+    order: tuple[int, ...]
+
+
+@lru_cache(maxsize=64)
+def _plan(tree: Tree) -> _Plan:
+    def visit(row: int) -> list[int]:
+        return [one for kid in tree.children[row] for one in visit(kid + 1)] + [row]
+
+    rows = [(0,), *(tuple(node + 1 for node in level) for level in tree.levels)]
+    inner = [tuple(row for row in level if tree.children[row]) for level in rows]
+    ordered = [sorted(level, key=lambda row: -len(tree.children[row])) for level in inner]
+    return _Plan(tuple(tuple(level) for level in ordered if level), tuple(visit(0)))
 
 
 class _Walk:
-    """One post-order walk; a row is done when one of its nodes is accepted."""
+    """Ratio and next distribution of every row, level by level from the context."""
 
-    def __init__(self, draft: Draft, scores: Scores, noise: Noise, tree: Tree) -> None:
-        self.draft, self.noise, self.tree = draft, noise, tree
-        self.distribution = as_categorical(scores.distribution)
-        self.open = torch.ones(draft.batch, dtype=torch.bool, device=draft.tokens.device)
-        self.row = torch.zeros(draft.batch, dtype=torch.int64, device=draft.tokens.device)
-        self.weights = torch.zeros_like(self.distribution[:, 0].probs)
-        self.hits = noise.prepare_flips(
-            Lane.WALK + torch.arange(tree.nodes + 1, device=self.row.device)
-        )
+    def __init__(self, draft: Draft, probs: Tensor, tree: Tree) -> None:
+        self.draft, self.tree, self.plan = draft, tree, _plan(tree)
+        self.rest = list(probs.unbind(1))  # (B, V) each: of the token after the row
+        self.rho = [torch.ones_like(probs[:, 0, 0])] * (tree.nodes + 1)  # (B,) each
 
-    def run(self) -> Verdict:
-        self.visit(0, torch.ones_like(self.weights[:, 0]))
-        paths = _paths(self.tree, self.row.device)[self.row]
-        return Verdict(paths, (paths >= 0).sum(-1), self.noise.pick(self.weights, Lane.RESIDUAL))
-
-    def visit(self, row: int, rho: Tensor) -> None:
-        """Test the nodes below a row of `scores`, then the row; `rho` (B,) is its path ratio."""
-        p, kind, kids = self.distribution[:, row].probs, self.draft.kind, self.tree.children[row]
-        q = self.draft_probs(kids[0], p) if kids else p
-        for kid in kids:
-            x, real = self.draft.tokens[:, kid], self.draft.mask[:, kid]
-            drawn = proposal(Categorical.from_probs(q), x, kind).probs
+    def test_children(self, rows: tuple[int, ...]) -> None:
+        """Test the children of rows of one level, one after the other in all of them."""
+        kids, kind = [self.tree.children[row] for row in rows], self.draft.kind
+        p = torch.stack([self.rest[row] for row in rows], 1)  # (B, M, V)
+        rho = torch.stack([self.rho[row] for row in rows], 1)  # (B, M)
+        q = self.draft_probs([own[0] for own in kids], p)
+        for rank in range(len(kids[0])):
+            last = [own[rank] for own in kids if len(own) > rank]
+            if len(last) < p.shape[1]:  # rows without such a child are done
+                self.keep(rows, p, rho)
+                rows, p, rho = rows[: len(last)], p[:, : len(last)], rho[:, : len(last)]
+                q = None if q is None else q[:, : len(last)]
+            index = row_index(tuple(last), p.device)
+            x, real = self.draft.tokens[:, index], self.draft.mask[:, index]
+            own = one_hot(x, p) if q is None else q
+            drawn = proposal(Categorical.from_probs(own), x, kind).probs
             ratio = (rho * gather_token(p, x) / gather_token(drawn, x)).clamp_max(1)
-            self.visit(kid + 1, torch.where(real, ratio, 0))
-            left = (rho[:, None] * p - drawn).clamp_min(0).sum(-1)
-            p = torch.where(real[:, None], scaled_residual(p, drawn, rho), p)
+            for node, one in zip(last, torch.where(real, ratio, 0).unbind(1), strict=True):
+                self.rho[node + 1] = one
+            left = (rho[..., None] * p - drawn).clamp_min(0).sum(-1)
+            p = torch.where(real[..., None], scaled_residual(p, drawn, rho), p)
             rho = torch.where(real, stopping_probability(left, rho), rho)
-            if kind is Kind.WOR:
-                q = torch.where(real[:, None], remove_token(q, x), q)
-        self.settle(row, p, rho)
+            if kind is Kind.WOR and q is not None:
+                q = torch.where(real[..., None], remove_token(q, x), q)
+        self.keep(rows, p, rho)
 
-    def draft_probs(self, kid: int, p: Tensor) -> Tensor:  # (B, V)
+    def keep(self, rows: tuple[int, ...], p: Tensor, rho: Tensor) -> None:
+        """What is left of some rows after their children."""
+        for row, own, one in zip(rows, p.unbind(1), rho.unbind(1), strict=True):
+            self.rest[row], self.rho[row] = own, one
+
+    def draft_probs(self, nodes: list[int], like: Tensor) -> Tensor | None:  # (B, M, V)
         if self.draft.distribution is None:
-            return one_hot(self.draft.tokens[:, kid], p)
-        return as_categorical(self.draft.distribution)[:, kid].probs.to(p)
-
-    def settle(self, row: int, p: Tensor, rho: Tensor) -> None:
-        """Accept the row with probability rho; the context accepts all remaining rows."""
-        taken = self.open
-        if row > 0:
-            chance = torch.where(taken & self.draft.mask[:, row - 1], rho, 0)
-            taken = taken & self.hits((row,), chance)
-        self.row = torch.where(taken, row, self.row)
-        self.weights = torch.where(taken[:, None], p, self.weights)
-        self.open = self.open & ~taken
-
-
-def _paths(tree: Tree, device: torch.device) -> Tensor:  # (N + 1, D)
-    """The path that ends at the context (row 0) and at each node, -1 padded."""
-    paths: list[list[int]] = [[]]
-    for node, parent in enumerate(tree.parents):
-        paths.append([*paths[parent + 1], node])
-    padded = [path + [-1] * (tree.depth - len(path)) for path in paths]
-    return torch.tensor(padded, dtype=torch.int64, device=device)
+            return None
+        own = as_categorical(self.draft.distribution)
+        return own[:, row_index(tuple(nodes), like.device)].probs.to(like)

@@ -156,16 +156,27 @@ def _ends(tree: Tree, device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
     (N + 1,) float; (N, N + 1) float, below any length where the node is on the path; (N + 1, D)
     node indices, -1 padded.
     """
-    paths: list[list[int]] = [[]]
-    for node, parent in enumerate(tree.parents):
-        paths.append([*paths[parent + 1], node])
-    padded = [path + [-1] * (tree.depth - len(path)) for path in paths]
+    paths = _paths(tree)
     below = torch.zeros(tree.nodes, tree.nodes + 1)
     for row, path in enumerate(paths):
         below[path, row] = -8192.0  # exact in every format of matrix products
     length = torch.tensor([float(len(path)) for path in paths])
-    table = torch.tensor(padded, dtype=torch.int64, device=device).view(tree.nodes + 1, tree.depth)
-    return length.to(device), below.to(device), table
+    return length.to(device), below.to(device), path_table(tree, device)
+
+
+def _paths(tree: Tree) -> list[list[int]]:
+    """The nodes from the context to each row of `scores`."""
+    paths: list[list[int]] = [[]]
+    for node, parent in enumerate(tree.parents):
+        paths.append([*paths[parent + 1], node])
+    return paths
+
+
+@lru_cache(maxsize=64)
+def path_table(tree: Tree, device: torch.device) -> Tensor:  # (N + 1, D)
+    """The path that ends at each row of `scores`, -1 padded."""
+    padded = [path + [-1] * (tree.depth - len(path)) for path in _paths(tree)]
+    return torch.tensor(padded, dtype=torch.int64, device=device).view(tree.nodes + 1, tree.depth)
 
 
 @lru_cache(maxsize=64)

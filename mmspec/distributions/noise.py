@@ -176,11 +176,12 @@ class KeyedNoise:
             table = self.shared_keys(position).gumbel(size)
             self.tables[key] = self.rows, self.starts, lengths, table
             offsets = [0] * len(lengths)
+        known: Tensor = table
         if min(offsets) == max(offsets):
-            return table.narrow(1, offsets[0], count)
+            return known.narrow(1, offsets[0], count)
         index = torch.tensor(offsets, device=table.device)[:, None]
         index = index + torch.arange(count, device=index.device)
-        return table[torch.arange(len(index), device=index.device)[:, None], index]
+        return known[torch.arange(len(index), device=index.device)[:, None], index]
 
     def fresh_gumbel(self, lane: int, count: int, size: int) -> Tensor:
         rounds = max(1, min(AHEAD, MAX_AHEAD // (len(self.rows) * count * size)))
