@@ -49,7 +49,7 @@ def regret(selector: Selector, changes: bool, seed: int) -> float:
 
 
 def mean_regret(selector: Selector, changes: bool) -> float:
-    return sum(regret(selector, changes, seed) for seed in range(60)) / 60
+    return sum(regret(selector, changes, seed) for seed in range(30)) / 30
 
 
 def test_regret_is_lowest_where_all_losses_are_known() -> None:

@@ -62,14 +62,14 @@ CASCADES = (
 
 @pytest.mark.parametrize("cascade", CASCADES, ids=["two", "three", "search"])
 def test_drafted_tokens_have_the_middle_model_s_distribution(cascade: Nested) -> None:
-    now = context(*[[0, 1, 0, 1, 2, 0]] * 6000, vocabulary=SIZE)
+    now = context(*[[0, 1, 0, 1, 2, 0]] * 1200, vocabulary=SIZE)
     drafter = cascade.with_kind(Kind.IID)
     draft = drafter.propose(now, drafter.begin(now))
-    assert draft.tokens.shape == (6000, 3)
+    assert draft.tokens.shape == (1200, 3)
     one, two, three = draft.tokens.unbind(1)
     counts = (one * 9 + two * 3 + three).bincount(minlength=27)
     q = MIDDLE.table.exp()
-    expected = (q[0][:, None, None] * q[:, :, None] * q[None]).flatten() * 6000
+    expected = (q[0][:, None, None] * q[:, :, None] * q[None]).flatten() * 1200
     assert p_value(chi_square(counts, expected)[0], 26) > 1e-6
     recorded = draft.distribution
     assert isinstance(recorded, Categorical)
