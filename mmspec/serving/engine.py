@@ -248,8 +248,8 @@ class Engine:
             ended = self._scheduler.drop_waiting(lambda ticket: ticket.has_ended(now))
         for ticket in ended:
             self._expire(ticket)
-        if (ticket := self._prompts.drop_partial(now)) is not None:
-            self._expire(self._release(ticket.row))
+        if (partial := self._prompts.drop_partial(now)) is not None:
+            self._expire(self._release(partial.row))
         for batch in list(self._batches):
             for row in list(batch.rows):
                 if (ticket := self._tickets[row]).has_ended(now):

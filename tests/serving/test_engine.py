@@ -6,6 +6,7 @@ import random
 import threading
 import time
 from concurrent.futures import CancelledError, Future
+from functools import partial
 from typing import Any
 
 import pytest
@@ -361,8 +362,12 @@ def test_memory_that_is_short_lets_requests_begin_again(
     seen: dict[int, list[int]] = {index: [] for index in range(len(requests))}
     with mmspec.Engine(fast, max_rows=6, max_queue=len(requests)) as engine:
         monkeypatch.setattr(owner, part, fail_sometimes)
+
+        def observe(index: int, round_: Any) -> None:
+            seen[index].extend(round_.tokens[0])
+
         futures = [
-            engine.submit(one, on_round=lambda r, index=index: seen[index].extend(r.tokens[0]))
+            engine.submit(one, on_round=partial(observe, index))
             for index, one in enumerate(requests)
         ]
         found = [future.result(20) for future in futures]
@@ -384,7 +389,7 @@ def test_a_request_beyond_memory_names_what_fits(monkeypatch: pytest.MonkeyPatch
 
     with mmspec.Engine(fast) as engine:
         monkeypatch.setattr(CausalTarget, "prefill", fail_beyond)
-        small = {**toys.inputs("llama"), "do_sample": False, "max_new_tokens": 3}
+        small: Request = {**toys.inputs("llama"), "do_sample": False, "max_new_tokens": 3}
         engine.submit(small).result(20)
         large = {**small, "input_ids": small["input_ids"].repeat(1, 8), "attention_mask": None}
         slots = small["input_ids"].shape[1] + 3

@@ -13,8 +13,9 @@ from mmspec.serving import prompts
 from mmspec.serving.prompts import PromptTimer
 from mmspec.serving.ticket import DeadlineExceeded
 from mmspec.targets.tokens.chunks import ChunkedPrompt
+from mmspec.targets.tokens.merge import merge_requests
 from tests import toys
-from tests.serving.test_engine import accelerated, mixed_requests, wait_until
+from tests.serving.test_engine import Request, accelerated, mixed_requests, wait_until
 from tests.targets.tokens.test_chunks import lengthen
 
 
@@ -78,10 +79,10 @@ def test_a_wrong_merge_is_noticed_and_gives_no_wrong_token(
     fault: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Padding that is read, and pictures in another order."""
-    merge = prompts.merge_requests
+    merge = merge_requests
 
     def merge_wrongly(requests: Any, filler: int) -> Any:
-        merged = merge(requests, filler)
+        merged: Any = merge(requests, filler)
         if fault == "mask":
             merged.inputs["attention_mask"][:] = 1
         else:
@@ -96,7 +97,7 @@ def test_a_wrong_merge_is_noticed_and_gives_no_wrong_token(
 
 def test_a_prompt_that_fails_among_others_fails_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     fast = accelerated("llava", "coupled")
-    request = {**toys.inputs("llava"), "do_sample": False, "max_new_tokens": 4}
+    request: Request = {**toys.inputs("llava"), "do_sample": False, "max_new_tokens": 4}
     broken = {**request, "pixel_values": request["pixel_values"].repeat(2, 1, 1, 1)}
     expected = fast.generate(**request).sequences
     with mmspec.Engine(fast) as engine:
@@ -130,8 +131,8 @@ def test_prompts_wait_until_their_waiting_costs_what_a_forward_would(
 def test_long_prompts_are_read_in_chunks_beside_running_rows() -> None:
     """A row that runs has a round after every chunk, and all tokens are those alone."""
     fast, tokens = accelerated("qwen2_5_vl", "coupled"), list[int]()
-    slow = {**toys.inputs("qwen2_5_vl"), "do_sample": False, "max_new_tokens": 60}
-    long = {**lengthen(toys.inputs("qwen2_5_vl", 3), 60), "seed": 1, "max_new_tokens": 5}
+    slow: Request = {**toys.inputs("qwen2_5_vl"), "do_sample": False, "max_new_tokens": 60}
+    long: Request = {**lengthen(toys.inputs("qwen2_5_vl", 3), 60), "seed": 1, "max_new_tokens": 5}
     expected = [fast.generate(**one).sequences for one in (slow, long, long)]
     with mmspec.Engine(fast, max_prompt_slots=10) as engine:
         first = engine.submit(slow, on_round=lambda round_: tokens.append(round_.index))

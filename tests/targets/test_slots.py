@@ -125,7 +125,11 @@ def test_a_batch_beyond_memory_names_the_largest_that_fits(
 ) -> None:
     """Before anything is written on a host, and where an accelerator finds no memory."""
     fast = mmspec.accelerate(toys.model("llama"), "prompt-lookup")
-    inputs = {**toys.inputs("llama", batch=8), "do_sample": False, "max_new_tokens": 4}
+    inputs: dict[str, Any] = {
+        **toys.inputs("llama", batch=8),
+        "do_sample": False,
+        "max_new_tokens": 4,
+    }
     config = fast.model.config
     width = config.hidden_size // config.num_attention_heads * config.num_key_value_heads
     row = 2 * config.num_hidden_layers * width * inputs["input_ids"].shape[1] * 4  # bytes
