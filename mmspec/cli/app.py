@@ -314,7 +314,7 @@ def scale(
 
 
 @measure.command("serve")
-@model_command("mmspec.cli.studies:measure_serving", "bench")
+@model_command("mmspec.cli.serving:measure_serving", "bench")
 def bench_serve(
     prompt: Prompts = None,
     prompts: Count = 64,
