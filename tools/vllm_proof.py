@@ -168,8 +168,12 @@ def _export(case: Case, folder: Path) -> tuple[Any, Any]:
         trained = _train_head(case, folder)
     else:
         trained = Path(case.head) if Path(case.head).is_dir() else zoo.path(case.head)
-    own: Any = _as_engines_read(case, model, trained) if case.recipe == "eagle-3" else None
-    own = DFlashHead.from_pretrained(trained).float() if own is None else own
+    own: Any
+    if case.recipe == "eagle-3":
+        own = _as_engines_read(case, model, trained)
+    else:
+        own = DFlashHead.from_pretrained(trained)
+        own = own.float()
     export_target("vllm", source, folder / "target")
     formats.export(layout, own, folder / "head")
     return model, load_again(layout, folder / "head")

@@ -97,7 +97,7 @@ class StateHeadConfig(LlamaConfig):
         self._check_rope()
 
     def _check_rope(self) -> None:
-        rope = self.rope_parameters or {}
+        rope: Any = self.rope_parameters or {}
         known = ("default", *ROPE_INIT_FUNCTIONS)
         if rope.get("rope_type", "default") not in known:
             raise ValueError(
