@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from statistics import median
+from time import monotonic, sleep
 
 import pytest
+import torch
 
+import mmspec
 from mmspec.bench.planning.costs import Decoding, Split, expected_tokens
 from mmspec.bench.planning.devices import H100, Device
 from mmspec.bench.planning.simulation import Simulation, Stream
-from mmspec.bench.studies.shapes import SHAPES
+from mmspec.bench.studies.shapes import SHAPES, build_model, random_prompt
 from mmspec.serving.scheduler import Limits
 
 TARGET = Split(SHAPES["qwen2.5-vl-7b"], H100)
@@ -81,3 +85,26 @@ def test_a_long_prompt_is_read_in_chunks_between_rounds() -> None:
     found = Simulation(CLOCK, Limits(max_prompt_slots=2048)).run(stream)
     assert found.p50_first_token == pytest.approx(3 * 0.028)
     assert found.p50_seconds == pytest.approx(12 * 0.028)
+
+
+@pytest.mark.slow
+def test_an_engine_takes_the_simulated_times() -> None:
+    """At a third of its capacity, within a factor of two: this machine has other work, too."""
+    stream = Stream(1.0, requests=40, prompt=16, output=48, is_constant=True, seed=2)
+    model = build_model("tiny", torch.device("cpu"), torch.float32)
+    given = {**random_prompt(512, 16, torch.device("cpu")), "do_sample": False}
+    given["max_new_tokens"] = stream.output
+    with mmspec.Engine(mmspec.accelerate(model, "plain"), max_queue=64) as engine:
+        alone = median(engine.submit(given).result().seconds for _ in range(8))
+        stream = replace(stream, rate=1 / (3 * alone))
+        begun, futures = monotonic(), []
+        for arrival in stream.arrivals():
+            sleep(max(begun + arrival.at - monotonic(), 0))
+            futures.append(engine.submit(given))
+        found = sorted(one.result().seconds for one in futures)
+    layers = SHAPES["tiny"].layers
+    device = replace(CONSTANT, layer_seconds=alone / (stream.output * layers))
+    expected = Simulation(Decoding(Split(SHAPES["tiny"], device)), Limits()).run(stream)
+    assert found[20] == pytest.approx(expected.p50_seconds, rel=1.0)
+    assert expected.p50_seconds < 2 * found[20]
+    assert found[30] < 2 * expected.p99_seconds  # three quarters; the rest is that of the machine
