@@ -72,7 +72,7 @@ class Stats:
 PROMPT, TARGET, DRAFTER, VERIFIER = PARTS = ("prompt", "target", "drafter", "verifier")
 
 _UNCOMPILED = {
-    PROMPT: "the model's own forward reads it once, whose masks and image features are its own",
+    PROMPT: "the model's own forward reads it once, with the first draft where there is one",
     VERIFIER: "it runs between graphs",
 }
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -48,6 +49,7 @@ class MultiTokenDraft(LastStateModel):
     """
 
     heads: TokenHeads
+    graphs: Any = field(init=False, repr=False, default=None)  # compiled; see `compile_blocks`
     is_parallel: ClassVar[bool] = True
 
     @property
@@ -56,13 +58,15 @@ class MultiTokenDraft(LastStateModel):
 
     def begin(self, context: Context) -> _LastStates:
         states = context.shared["hidden"][:, -1]
+        if self.graphs is not None:
+            self.graphs.follow()
         return _LastStates(states, [len(row) for row in context.history])
 
     def predict_ahead(
         self, context: Context, state: _LastStates, count: int
     ) -> Tensor:  # (B, count, V)
         """Logits of the next `count` positions after the committed tokens."""
-        logits = guided_logits(context, self.heads.logits(state.states, self.backbone.head))
+        logits = guided_logits(context, self._predict_heads(state.states))
         num_unread = [
             len(row) - read - 1 for row, read in zip(context.history, state.read, strict=True)
         ]
@@ -73,6 +77,24 @@ class MultiTokenDraft(LastStateModel):
         )
         places = places.clamp(0, self.max_depth_ahead - 1)
         return logits.gather(1, places[..., None].expand(-1, -1, logits.shape[-1]))
+
+    def _predict_heads(self, states: Tensor) -> Tensor:  # (R, D) -> (R, H, V)
+        def run_eager() -> Tensor:
+            return self.heads.logits(states, self.backbone.head)
+
+        found = None if self.graphs is None else self.graphs.run_whole((states,), run_eager)
+        return run_eager() if found is None else found[0]
+
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
+        def make() -> Callable[[Tensor], tuple[Tensor]]:
+            def predict_heads(states: Tensor) -> tuple[Tensor]:
+                return (self.heads.logits(states, self.backbone.head),)
+
+            return predict_heads
+
+        graphs = make_graphs(make, lambda: (self.heads, self.backbone.head))
+        object.__setattr__(self, "graphs", graphs)
+        return True
 
     def predict_first(self, context: Context, state: _LastStates) -> Categorical:
         state.logits = self.predict_ahead(context, state, self.max_depth_ahead)

@@ -84,8 +84,12 @@ class BlockGraphs:
         if reason is not None:
             self.graphs.note(reason)
         else:
-            self.graphs.follow(self.modules())
+            self.follow()
             memory.fixed = FixedSlots(memory, self.store, min(new_tokens, MAX_RESERVED) + ROOM)
+
+    def follow(self) -> None:
+        """Compile anew if the modules have changed; once per request."""
+        self.graphs.follow(self.modules())
 
     def is_ready(self, memory: Memory) -> bool:
         """Whether a block can be read compiled; follows rows that joined or left."""
@@ -121,6 +125,24 @@ class BlockGraphs:
             lambda out: _difference(out[0], block, run_eager(), fixed.batch),
         )
         return None if out is None else [one[: memory.batch, : block.length] for one in out]
+
+    def run_whole(
+        self, inputs: tuple[Tensor, ...], run_eager: Callable[[], Tensor]
+    ) -> Sequence[Tensor] | None:
+        """Results of a function of a few tensors, with a graph per shape; None = run it eager.
+
+        `run_eager` returns what the first result (..., V) of a new graph is compared with.
+        """
+        if self.graphs.is_refused or torch.is_grad_enabled():
+            return None
+
+        def compare(out: Sequence[Tensor]) -> float | None:
+            eager = run_eager()
+            gap = float(score_difference(out[0], eager))
+            return gap if gap > rounding_margin(eager.dtype) else None
+
+        shapes = tuple(one.shape for one in inputs)
+        return self.graphs.run(shapes, self.make, inputs, tuple, compare)
 
 
 def place_block(memory: Memory, block: TokenBlock, more: Sequence[Tensor]) -> tuple[Any, ...]:

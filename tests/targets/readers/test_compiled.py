@@ -17,6 +17,7 @@ import mmspec
 from mmspec.draft import Draft, Kind
 from mmspec.modalities.common.families import make_reader
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
+from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
 from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 from mmspec.targets import fixed
 from mmspec.targets.graphs import EAGER
@@ -325,11 +326,25 @@ def test_a_head_on_the_targets_states_reads_compiled_blocks(
         assert out.stats.fallback is None
 
 
-def test_heads_without_a_cache_say_that_they_run_eager() -> None:
+@pytest.mark.parametrize("batch", [1, 3])
+def test_parallel_heads_are_one_graph(batch: int) -> None:
+    model, request = toys.model("llava"), request_of("llava", batch)
+    text = model.config.get_text_config()
+    heads: Any = MedusaHeads(MedusaHeadsConfig.of(text, text.vocab_size)).eval()
+    eager = mmspec.accelerate(model, "medusa", drafter=heads)
+    fast = mmspec.accelerate(model, "medusa", drafter=heads, compile=EAGER)
+    expected, out = (one.generate(**request, max_new_tokens=8) for one in (eager, fast))
+    assert torch.equal(out.sequences, expected.sequences)
+    assert out.stats.per_step_accepted == expected.stats.per_step_accepted
+    assert out.stats.compile["drafter"] == "compiled"
+    assert out.stats.compiled_forwards > out.stats.target_calls
+
+
+def test_heads_of_another_kind_say_that_they_run_eager() -> None:
     model, request = toys.model("llava"), request_of("llava")
     text = model.config.get_text_config()
-    heads: Any = MedusaHeads(MedusaHeadsConfig.of(text, text.vocab_size))
-    fast = mmspec.accelerate(model, "medusa", drafter=heads.eval(), compile=EAGER)
+    heads: Any = HydraHeads(HydraHeadsConfig.of(text, text.vocab_size))
+    fast = mmspec.accelerate(model, "hydra", drafter=heads.eval(), compile=EAGER)
     stats = fast.generate(**request, max_new_tokens=6).stats
     assert stats.compiled_forwards == stats.target_calls
-    assert "reads no blocks" in stats.not_compiled
+    assert "reads no blocks" in stats.compile["drafter"]
