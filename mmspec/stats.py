@@ -73,7 +73,7 @@ PROMPT, TARGET, DRAFTER, VERIFIER = PARTS = ("prompt", "target", "drafter", "ver
 
 _UNCOMPILED = {
     PROMPT: "the model's own forward reads it once, with the first draft where there is one",
-    VERIFIER: "it runs between graphs",
+    VERIFIER: "it verified no draft of the shape that is compiled",
 }
 
 

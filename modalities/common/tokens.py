@@ -38,7 +38,7 @@ MODEL_INPUTS = frozenset(
         *("token_type_ids", "mm_token_type_ids"),
     }
 )
-_COMPILED = ("mmspec.targets.readers.compiled", "mmspec.drafters.compiled")
+_COMPILED = tuple(f"mmspec.{shelf}.compiled" for shelf in ("targets.readers", "drafters", "verifiers"))
 MIN_INDEX_HEADS = 16  # all are clamped, so that scores tie, for one token in 2**16
 
 
@@ -203,10 +203,11 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     bound = BoundTokens(backbone, recipe, paired, verifier, gate, small, checks)
     option = parts.get("compile")
     if option is not None and option is not False:
-        readers, growth = map(import_module, _COMPILED)  # by those who ask for it alone
+        readers, growth, verifiers = map(import_module, _COMPILED)  # by those who ask for it alone
         features = bound.target.required_features
         bound.compiled = readers.compile_readers(backbone, reader, features, option)
         bound.drafter = growth.compile_growth(bound.drafter, bound.compiled, option)
+        bound.verifier = verifiers.compile_verifier(bound.verifier, bound.compiled, option)
     return bound
 
 
