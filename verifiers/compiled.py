@@ -92,7 +92,7 @@ class CompiledVerifier(Verifier):
             drawn = None if q is None else Categorical(q, is_drawn)
             own = replace(draft, tokens=tokens, parents=parents, mask=mask, distribution=drawn)
             made = Scores(Categorical(p, hard), position)
-            verdict = self.verifier.verify(own, made, KeyedNoise(rows, 0, starts))
+            verdict = self.verifier.verify(own, made, KeyedNoise(rows, 0, starts, num_ahead=1))
             found = _tensors_of(verdict)
             self.results[key] = list(found)
             return list(found.values())

@@ -104,6 +104,7 @@ class KeyedNoise:
     tables: dict[Any, tuple[Any, ...]] = field(  # rows and starts, and their numbers to come
         default_factory=dict, compare=False, repr=False
     )
+    num_ahead: int = AHEAD  # rounds whose numbers are drawn at once
 
     @classmethod
     def from_seed(
@@ -161,7 +162,10 @@ class KeyedNoise:
             own = uniform.gather(1, level.squeeze(2))[..., None]
         return (own < survival).sum(-1)
 
-    def position_gumbel(self, lengths: tuple[int, ...], count: int, size: int) -> Tensor:
+    def position_gumbel(self, lengths: Any, count: int, size: int) -> Tensor:
+        if isinstance(lengths, Tensor):  # (B, 1), inside a compiled graph, which keeps no table
+            ahead = torch.arange(count, device=lengths.device)
+            return self.shared_keys(lengths + ahead).gumbel(size)
         key = ("positions", size)
         starts, table = self._recall(key)
         offsets = (
@@ -184,7 +188,7 @@ class KeyedNoise:
         return known[torch.arange(len(index), device=index.device)[:, None], index]
 
     def fresh_gumbel(self, lane: int, count: int, size: int) -> Tensor:
-        rounds = max(1, min(AHEAD, MAX_AHEAD // (len(self.rows) * count * size)))
+        rounds = max(1, min(self.num_ahead, MAX_AHEAD // (len(self.rows) * count * size)))
 
         def draw(first: int) -> dict[Any, Tensor]:  # (rounds, B, count, V)
             index = torch.arange(count, device=self.rows.device) * _GOLDEN
@@ -211,7 +215,7 @@ class KeyedNoise:
         return {(Lane.WALK, "usual"): walk, (Lane.RESIDUAL, "usual"): residual}
 
     def _draw_uniforms(self, lanes: Sequence[int], first: int) -> Tensor:  # (rounds, B, lanes)
-        salts = self._round_salts(first, AHEAD, lanes)
+        salts = self._round_salts(first, self.num_ahead, lanes)
         return Keys(_hash(salts ^ self.rows[:, None])).uniform()
 
     def _of_this_round(self, key: Any, draw: Callable[[int], dict[Any, Tensor]]) -> Tensor:

@@ -72,6 +72,10 @@ class GraphContext:
     def num_left(self, row: int) -> int:
         return 1 << 30
 
+    @property
+    def lengths(self) -> Tensor:  # (R, 1)
+        return self.place
+
     def position(self) -> Tensor:  # (R, 1)
         return self.place
 
@@ -204,7 +208,7 @@ class CompiledShape(Shape):
 
         def grow(*inputs: Any) -> list[Tensor]:
             first, (last, counts, rows, starts, place) = inputs[:8], inputs[8:]
-            noise = KeyedNoise(rows, 0, starts)
+            noise = KeyedNoise(rows, 0, starts, num_ahead=1)
             model = GraphModel(replace(steps, make_step=lambda: step), first, counts, last)
             own: Any = GraphContext(place, noise, sampling, vocabulary)
             grown = self.shape.grow(model, own, None, None, kind)
