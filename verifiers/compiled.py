@@ -74,7 +74,8 @@ class CompiledVerifier(Verifier):
         out = self.graphs.run(key, make, inputs, tuple, compare)
         if out is None:
             return self.verifier.verify(draft, scores, noise)
-        return Verdict(**{"next": None, **dict(zip(self.results[key], out, strict=True))})
+        found: dict[str, Any] = dict(zip(self.results[key], out, strict=True))
+        return Verdict(**{"next": None, **found})
 
     def _make_function(self, draft: Draft, scores: Scores, key: Any) -> Function:
         hard, is_drawn = _hardness(draft, scores)

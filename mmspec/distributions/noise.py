@@ -164,8 +164,8 @@ class KeyedNoise:
 
     def position_gumbel(self, lengths: Any, count: int, size: int) -> Tensor:
         if isinstance(lengths, Tensor):  # (B, 1), inside a compiled graph, which keeps no table
-            ahead = torch.arange(count, device=lengths.device)
-            return self.shared_keys(lengths + ahead).gumbel(size)
+            steps = torch.arange(count, device=lengths.device)
+            return self.shared_keys(lengths + steps).gumbel(size)
         key = ("positions", size)
         starts, table = self._recall(key)
         offsets = (

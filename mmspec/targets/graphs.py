@@ -188,7 +188,8 @@ def trace(function: Function, inputs: Sequence[Any]) -> nn.Module:
 def _call_flat(compiled: Callable[..., Sequence[Tensor]]) -> Function:
     def call(*inputs: Any) -> Sequence[Tensor]:
         leaves, _ = tree_flatten(list(inputs))
-        return compiled(*(leaf for leaf in leaves if isinstance(leaf, Tensor)))
+        tensors = [leaf for leaf in leaves if isinstance(leaf, Tensor)]
+        return compiled(*tensors)
 
     return call
 

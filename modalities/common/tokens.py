@@ -38,7 +38,8 @@ MODEL_INPUTS = frozenset(
         *("token_type_ids", "mm_token_type_ids"),
     }
 )
-_COMPILED = tuple(f"mmspec.{shelf}.compiled" for shelf in ("targets.readers", "drafters", "verifiers"))
+_SHELVES = ("targets.readers", "drafters", "verifiers")
+_COMPILED = tuple(f"mmspec.{shelf}.compiled" for shelf in _SHELVES)
 MIN_INDEX_HEADS = 16  # all are clamped, so that scores tie, for one token in 2**16
 
 

@@ -330,7 +330,8 @@ def test_a_head_on_the_targets_states_reads_compiled_blocks(
 def test_parallel_heads_are_one_graph(batch: int) -> None:
     model, request = toys.model("llava"), request_of("llava", batch)
     text = model.config.get_text_config()
-    heads: Any = MedusaHeads(MedusaHeadsConfig.of(text, text.vocab_size)).eval()
+    heads: Any = MedusaHeads(MedusaHeadsConfig.of(text, text.vocab_size))
+    heads.eval()
     eager = mmspec.accelerate(model, "medusa", drafter=heads)
     fast = mmspec.accelerate(model, "medusa", drafter=heads, compile=EAGER)
     expected, out = (one.generate(**request, max_new_tokens=8) for one in (eager, fast))
