@@ -208,6 +208,6 @@ def test_no_table_grows_with_the_square_of_the_nodes_times_the_vocabulary() -> N
     draft = Draft.from_tree(tree, tokens, Kind.WOR, q)
     scores = Scores(Categorical(torch.randn(batch, tree.nodes + 1, size)), torch.zeros(batch, 1))
     noise = KeyedNoise.from_seed(0, batch, torch.device("cpu"))
-    with Sizes():
+    with Sizes():  # type: ignore[no-untyped-call]
         Recursive().verify(draft, scores, noise)
     assert largest <= batch * (tree.nodes + 1) * size
