@@ -109,12 +109,9 @@ def test_a_prompt_that_fails_among_others_fails_alone(monkeypatch: pytest.Monkey
                 future.result(20)
 
 
-def test_prompts_wait_until_their_waiting_costs_what_a_forward_would(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_prompts_wait_until_their_waiting_costs_what_a_forward_would() -> None:
     now = [0.0]
-    monkeypatch.setattr(prompts, "monotonic", lambda: now[0])
-    timer = PromptTimer()
+    timer = PromptTimer(lambda: now[0])
     assert timer.is_due(1, 4)  # nothing is measured yet
     timer.add(1, 0.05)
     timer.add(2, 0.06)
