@@ -16,9 +16,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmspec.targets.memory import Mask, TokenBlock
+from mmspec.targets.memory import TokenBlock
 from mmspec.targets.readers.attention_tap import ATTENTION_FEATURES
 from mmspec.targets.readers.backbone import Backbone
+from mmspec.targets.slots import Mask
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 from mmspec.targets.tokens.merge import PADDED, find_merge_obstacle
