@@ -237,7 +237,8 @@ def test_a_sheet_moves(
     found = run(capsys, *asked, "--out", str(out), "--animation", str(moving), "--grid", "1x2")
     assert found["files"] == [str(out), str(moving)]
     last = max(turn for one in found["rounds"] for row in one for turn in row)
-    with GifImageFile(moving) as shown:
+    shown = GifImageFile(moving)
+    with shown:
         assert 1 < shown.n_frames <= last + 1  # GIF joins frames that are the same
         assert shown.size == (14 * 22, 14 * 12)  # enlarged, to at least 288
         assert Image.open(out).size == (22, 12)

@@ -165,7 +165,7 @@ def count_forward_bytes(model: Any, batch: int, context: int) -> int:
     heads = config.num_key_value_heads
     width = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     cached = 2 * config.num_hidden_layers * heads * width * context * batch
-    weights = sum(one.numel() * one.element_size() for one in read)
+    weights: int = sum(one.numel() * one.element_size() for one in read)
     return weights + int(cached) * int(head.element_size())
 
 

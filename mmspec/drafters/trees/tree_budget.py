@@ -46,7 +46,9 @@ class TreeBudget:
         """Expected tokens where the last subtree has count, count - 1, ..., 1 nodes."""
         rest, last = self._table[level, :count, children - 1], below[count - 1 :: -1][:count]
         rate = self.rates[children - 1]  # 0 of an impossible subtree would not be a number
-        return rest + (rate * last if rate else np.where(np.isfinite(last), 0.0, last))
+        reached = rate * last if rate else np.where(np.isfinite(last), 0.0, last)
+        total: np.ndarray = rest + reached
+        return total
 
     def tokens(self) -> np.ndarray:  # (depth + 1, nodes + 1)
         """Expected tokens of a round, including the target's own, by maximal levels and nodes."""
