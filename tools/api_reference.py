@@ -30,6 +30,9 @@ TOP_LEVEL = {  # names of `mmspec`, and the modules that define them
     "Output": "mmspec.modalities.common.text_generation",
     "Stats": "mmspec.stats",
     "Recipe": "mmspec.recipe",
+    "Trace": "mmspec.tracing.trace",
+    "Grammar": "mmspec.distributions.grammar",
+    "StatefulProcessor": "mmspec.distributions.call_state",
 }
 RESULTS = {  # what the calls of the modalities return, beside `Output`
     "Transcription": "mmspec.modalities.speech.recognition.transcription",

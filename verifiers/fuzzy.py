@@ -46,14 +46,19 @@ class Fuzzy:
     mean nothing for another. Greedy decoding compares the distributions of sampling. Lossy; below 0
     nothing is accepted. A deterministic proposal is compared as a point mass.
 
-    Raises ValueError for a threshold that is NaN.
+    Raises ValueError for a threshold that is NaN, and for an unknown divergence.
     """
 
     threshold: float = 0.4
-    divergence: Divergence = jensen_shannon
+    divergence: str = "js"  # one of `DIVERGENCES`
     lossless: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
+        if self.divergence not in DIVERGENCES:
+            raise ValueError(
+                f"divergence={self.divergence!r} is not known; choose one of "
+                f"{', '.join(DIVERGENCES)}"
+            )
         if self.threshold != float("inf"):
             check_number("threshold", self.threshold, example=0.4)
 
@@ -67,4 +72,4 @@ class Fuzzy:
         return self._is_near(p, q) * total_variation(p.probs, q.probs)
 
     def _is_near(self, p: Categorical, q: Categorical) -> Tensor:  # (...) bool
-        return self.divergence(soften(p), soften(q)) <= self.threshold
+        return DIVERGENCES[self.divergence](soften(p), soften(q)) <= self.threshold

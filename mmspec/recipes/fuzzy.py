@@ -11,18 +11,13 @@ from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Deferred, Kit
-from mmspec.verifiers.fuzzy import DIVERGENCES, Fuzzy
+from mmspec.verifiers.fuzzy import Fuzzy
 from mmspec.verifiers.recursive import Recursive
 
 
 def build_fuzzy(kit: Kit) -> Verifier:
     """The rule of this kit. Raises ValueError for unknown divergences."""
-    name = kit.options["divergence"]
-    if name not in DIVERGENCES:
-        raise ValueError(
-            f"divergence={name!r} is not known; choose one of {', '.join(DIVERGENCES)}"
-        )
-    return Recursive(Fuzzy(kit.options["threshold"], DIVERGENCES[name]))
+    return Recursive(Fuzzy(kit.options["threshold"], kit.options["divergence"]))
 
 
 RECIPE = with_draft_model(

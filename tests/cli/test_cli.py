@@ -153,7 +153,7 @@ def test_a_picture_is_described(
         ),
         (
             ("generate", "--prompt", "x", "--model", "TEXT", "--drafter", "OTHER"),
-            "vocabulary of 2000",
+            "shares 0.0% of its tokens with that of the target",
         ),
         (
             ("bench", "--model", "TEXT", "--recipe", "suffix", "--drafter", "OTHER"),

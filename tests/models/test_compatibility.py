@@ -137,7 +137,7 @@ def test_a_model_from_such_a_folder_cannot_draft(tmp_path: Path) -> None:
         small.config._name_or_path = str(tmp_path / "whole")
         for drafter in (small, str(tmp_path / "whole")):
             with pytest.raises(ValueError, match="choose a draft model with the target's token"):
-                mmspec.accelerate(target, "coupled", drafter=drafter)
+                mmspec.accelerate(target, "pearl", drafter=drafter)
     finally:
         small.config._name_or_path = own
     mmspec.accelerate(target, "coupled", drafter=small)

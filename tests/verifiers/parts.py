@@ -13,7 +13,7 @@ from mmspec.verifiers.block import Block
 from mmspec.verifiers.cascade import Cascade, Chow, Difference, TokenCascade
 from mmspec.verifiers.confidence_floor import ConfidenceFloor
 from mmspec.verifiers.coupled import Coupled
-from mmspec.verifiers.fuzzy import Fuzzy, kullback_leibler
+from mmspec.verifiers.fuzzy import Fuzzy
 from mmspec.verifiers.greedy_multidraft import GreedyMultiDraft
 from mmspec.verifiers.grouped import Grouped, RankWindow
 from mmspec.verifiers.kseq import KSeq
@@ -40,7 +40,7 @@ SETTINGS: Mapping[type, tuple[Any, ...]] = {  # rules without defaults, and thos
     ConfidenceFloor: (ConfidenceFloor(floor=0.4),),
     Cascade: (Cascade(), Cascade(Chow(0.4)), Cascade(Difference(0.0))),
     TokenCascade: (TokenCascade(alpha=0.4),),
-    Fuzzy: (Fuzzy(threshold=0.1), Fuzzy(0.3, kullback_leibler)),
+    Fuzzy: (Fuzzy(threshold=0.1), Fuzzy(0.3, "kl")),
     RankGap: (RankGap(ranks=3, gap=1.0),),
     Rollback: (Rollback(limit=1.0),),
 }

@@ -13,6 +13,7 @@ from tests import toys
 from tests.partners import noisy
 
 
+@pytest.mark.slow  # transformers' continuous batching takes most of its time
 def test_every_method_decodes_the_same_tokens() -> None:
     fast = mmspec.accelerate(toys.model("llama"), "coupled", drafter=noisy("llama"))
     new: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
