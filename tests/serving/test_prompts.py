@@ -173,3 +173,24 @@ def test_a_long_prompt_ends_in_mid_read(monkeypatch: pytest.MonkeyPatch) -> None
         assert torch.equal(engine.submit(long).result(20).sequences, expected[1])
     assert (engine.counters.expired, engine.counters.cancelled) == (1, 1)
     assert engine.counters.restarted == 1
+
+
+@pytest.mark.parametrize(
+    "parts", [{"kv": "sparse:tokens=3"}, {"kv": "pooled:tokens=2"}, {"kv": "same"}], ids=str
+)
+def test_drafts_on_a_part_of_the_cache_join_and_leave(parts: dict[str, Any]) -> None:
+    """Views of the target's memory: the tokens and the drafts of each request alone."""
+    fast: Any = mmspec.accelerate(toys.model("llava"), "draft-verify", **parts, length=3)
+    requests = [
+        {**toys.inputs("llava", seed=seed), "max_new_tokens": 6 + 4 * seed, "do_sample": False}
+        for seed in range(4)
+    ]
+    alone = [fast.generate(**one) for one in requests]
+    with mmspec.Engine(fast, max_rows=3) as engine:
+        futures = [engine.submit(one) for one in requests]
+        found = [one.result(timeout=60) for one in futures]
+    assert engine.counters.rounds < engine.counters.row_rounds  # rows ran together
+    for mine, theirs in zip(found, alone, strict=True):
+        assert torch.equal(mine.sequences, theirs.sequences)
+        assert mine.stats.fallback is None
+        assert mine.stats.per_step_accepted == theirs.stats.per_step_accepted

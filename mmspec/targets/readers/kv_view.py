@@ -19,6 +19,7 @@ from torch import Tensor
 
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory
+from mmspec.targets.rows import CannotJoin, drop_row, join_slotted, swap_out
 from mmspec.targets.slots import SlotLayer
 
 
@@ -27,7 +28,7 @@ class KvView:
     """A smaller copy of the target's memory, updated by `sync`."""
 
     memory: Memory
-    num_copied: list[int]  # slots of the target's memory that were copied, per row
+    num_copied: list[int]  # slots of the target's memory that were copied, without padding, per row
     drafts: int = 0  # number of drafts made with it
 
     def replace_with(self, other: KvView) -> None:
@@ -36,16 +37,27 @@ class KvView:
 
     def sync(self, dense: Memory) -> Memory:
         """Copy the slots committed since the last call. O(new tokens)."""
-        counts = [
-            kept - copied for kept, copied in zip(dense.lengths, self.num_copied, strict=True)
-        ]
+        used = _count_used(dense)
+        counts = [kept - copied for kept, copied in zip(used, self.num_copied, strict=True)]
         if any(counts):
             source = _last_slots(dense.lengths, counts)
             target = _last_slots(_after(self.memory, counts), counts)
             self._copy(dense.cache, source, target)
             self.memory.advance(counts)
-            self.num_copied = list(dense.lengths)
+            self.num_copied = used
         return self.memory
+
+    def join(self, other: KvView | None) -> None:
+        """Append the rows of another request. Raises CannotJoin for one without a view."""
+        if other is None:
+            raise CannotJoin("one of these requests drafts on a smaller copy, the other does not")
+        self.memory = join_slotted(self.memory, other.memory)
+        self.num_copied += other.num_copied
+
+    def drop(self, row: int) -> None:
+        """Remove a row; the last one takes its place."""
+        drop_row(self.memory, row)
+        swap_out(self.num_copied, row)
 
     def _copy(self, dense: SlotCache, source: list[list[int]], target: list[list[int]]) -> None:
         cache = self.memory.cache
@@ -90,7 +102,12 @@ def gather_view(
     memory = Memory(cache, width, pads, dense.rope, dense.like, dense.window, dense.is_maskless)
     memory.offsets, memory.axes, memory.max_position = dense.offsets, dense.axes, dense.max_position
     memory.step_inputs = dense.step_inputs
-    return KvView(memory, list(dense.lengths))
+    return KvView(memory, _count_used(dense))
+
+
+def _count_used(dense: Memory) -> list[int]:
+    """Slots in use per row, without padding, which joined rows lose."""
+    return [length - pad for length, pad in zip(dense.lengths, dense.padding, strict=True)]
 
 
 def _pad_slots(slots: Tensor, width: int, heads: int) -> Tensor:  # (1 or G, n) -> (G, width)
