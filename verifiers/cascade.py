@@ -42,7 +42,7 @@ class Difference:
 
 
 @dataclass(frozen=True)
-class Optimal:
+class OptimalDeferral:
     """The plug-in of the optimal rule: max q < max p - alpha TV(p, q), alpha the price of TV."""
 
     alpha: float = 0.3
@@ -60,7 +60,7 @@ class Cascade(Surrogate):
     scores of point masses. Lossy. Proposals without a distribution are sure, max q = 1.
     """
 
-    deferral: Deferral = field(default_factory=Optimal)
+    deferral: Deferral = field(default_factory=OptimalDeferral)
 
     def mix(self, p: Categorical, q: Categorical) -> Categorical:
         return Categorical.where(self.deferral.defers(soften(p), soften(q)), p, q)
@@ -91,8 +91,8 @@ def soften(distribution: Categorical) -> Tensor:  # (..., V)
     return distribution.scores.softmax(-1) if distribution.hard else distribution.probs
 
 
-DEFERRALS: Mapping[str, type[Chow] | type[Difference] | type[Optimal]] = {
+DEFERRALS: Mapping[str, type[Chow] | type[Difference] | type[OptimalDeferral]] = {
     "chow": Chow,
     "difference": Difference,
-    "optimal": Optimal,
+    "optimal": OptimalDeferral,
 }

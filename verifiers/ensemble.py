@@ -10,7 +10,7 @@ from mmspec.verifiers.surrogate import Surrogate
 
 
 @dataclass(frozen=True)
-class Ensemble(Surrogate):
+class WeightedEnsemble(Surrogate):
     """Accept with 1 - w + w min(1, p/q): the output is v = w p + (1 - w) q (DIVERSE).
 
     `weight` is w, the share of the target. Accepts with probability 1 - w TV(p, q) and differs from

@@ -13,7 +13,7 @@ from mmspec.drafters.selectors import ArmCounts, Selector
 from mmspec.targets.tokens.context import Context
 
 
-class Pool(Drafter):
+class DrafterPool(Drafter):
     """Chooses among `arms` by `selector` (BanditSpec, MetaSD, Not-a-Bandit).
 
     The reward of an arm is the share of the tokens of a round that it drafted, up to `longest`

@@ -10,13 +10,13 @@ from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.feature_head import with_draft_model
 from mmspec.drafters.shapes import Chain
 from mmspec.recipe import Deferred, Kit
-from mmspec.verifiers.ensemble import Ensemble
+from mmspec.verifiers.ensemble import WeightedEnsemble
 from mmspec.verifiers.recursive import Recursive
 
 
 def build_ensemble(kit: Kit) -> Verifier:
     """The rule with the weight of this kit."""
-    return Recursive(Ensemble(kit.options["weight"]))
+    return Recursive(WeightedEnsemble(kit.options["weight"]))
 
 
 RECIPE = with_draft_model(

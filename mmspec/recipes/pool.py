@@ -14,7 +14,7 @@ from mmspec import recipes
 from mmspec.draft import Drafter
 from mmspec.drafters.neural.feature_head import HEADS
 from mmspec.drafters.neural.small_model import SMALL_MODEL
-from mmspec.drafters.pool import Pool
+from mmspec.drafters.pool import DrafterPool
 from mmspec.drafters.selectors import SELECTORS
 from mmspec.recipe import TREE, Kit, Recipe, pair
 from mmspec.verifiers.coupled import Coupled
@@ -37,7 +37,9 @@ def pool_of_recipes(kit: Kit) -> Drafter:
     if not isinstance(kit.shape, ChosenShape):
         raise ValueError("the arms of a pool have their own shapes; drop length= and tree=")
     drafters = [_arm(kit, name) for name in names]
-    return Pool(drafters, SELECTORS[selector](), kit.options["longest"], kit.options["fresh"])
+    return DrafterPool(
+        drafters, SELECTORS[selector](), kit.options["longest"], kit.options["fresh"]
+    )
 
 
 def _arm(kit: Kit, name: str) -> Drafter:

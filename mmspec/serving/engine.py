@@ -28,7 +28,7 @@ from mmspec.draft import Round
 from mmspec.errors import check_number
 from mmspec.serving.batch import Row, RowBatch
 from mmspec.serving.check import check_joins_rows, count_slots, planning_session
-from mmspec.serving.prompts import PromptReader
+from mmspec.serving.prompts import PrefillReader
 from mmspec.serving.scheduler import Limits, Scheduler
 from mmspec.serving.ticket import (
     Completion,
@@ -82,7 +82,7 @@ class Engine:
         self._scheduler = Scheduler[Ticket](self.limits)
         self._tickets: dict[Row, Ticket] = {}  # of those that run
         self._batches: list[RowBatch] = []
-        self._prompts = PromptReader(self.session, self.limits.max_prompt_slots)
+        self._prompts = PrefillReader(self.session, self.limits.max_prompt_slots)
         self._count = 0
         self._is_closed = False
         self._durations: deque[float] = deque(maxlen=64)

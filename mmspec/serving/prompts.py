@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import torch
 
-from mmspec.drafters.lengths.goodput import Timings
+from mmspec.drafters.lengths.goodput import ForwardTimings
 from mmspec.errors import first_line
 from mmspec.modality import Call
 from mmspec.serving.batch import Row, RowBatch
@@ -32,7 +32,7 @@ log = logging.getLogger("mmspec")
 LIKE = 0.5  # least share of the longest prompt of a group that another one fills
 
 
-class PromptReader:
+class PrefillReader:
     """Reads the prompts of requests that an engine has room for."""
 
     def __init__(self, session: PlanningSession, max_slots: int) -> None:
@@ -198,7 +198,7 @@ class PromptTimer:
 
     def __init__(self, clock: Callable[[], float] = monotonic) -> None:
         self.clock = clock
-        self.seconds = Timings()  # by number of prompts
+        self.seconds = ForwardTimings()  # by number of prompts
         self.waited_s = 0.0  # summed over those that wait
         self.checked_at = clock()
 

@@ -47,7 +47,7 @@ class RoundRecord:
 
 
 @dataclass
-class Recorder:
+class RoundRecorder:
     """Records all rounds of a request: `watch` is called within a round, `add` after it."""
 
     records: list[RoundRecord] = field(default_factory=list)

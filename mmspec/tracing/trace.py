@@ -20,7 +20,7 @@ from mmspec.stats import Stats
 from mmspec.targets.tokens.context import Request
 from mmspec.tracing.jsonl import FORMAT, VERSION, read_jsonl, write_jsonl
 from mmspec.tracing.page import write_page
-from mmspec.tracing.recorder import Recorder, round_digits
+from mmspec.tracing.recorder import RoundRecorder, round_digits
 from mmspec.tracing.words import add_text
 
 Json = dict[str, Any]
@@ -54,7 +54,7 @@ class Trace:
                 "tokenizer, or None"
             )
         self.processor, self.prompt = processor, prompt
-        self.recorder = Recorder()
+        self.recorder = RoundRecorder()
         self.about: Json | None = None  # the header, but for what the rounds hold
         self.known_rounds: list[Json] | None = None
         self.call: Call | None = None  # the latest one of the loop

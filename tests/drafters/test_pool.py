@@ -13,7 +13,7 @@ import mmspec
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.lookup.token_recycling import TokenRecycling
 from mmspec.drafters.oracle import Oracle, RandomDrafter
-from mmspec.drafters.pool import Pool, match_paths
+from mmspec.drafters.pool import DrafterPool, match_paths
 from mmspec.drafters.selectors import ArmCounts, Exp3, Hedge, Selector, UpperConfidence
 from mmspec.trees import Tree
 from tests import toys
@@ -95,7 +95,7 @@ def test_it_settles_on_the_arm_that_is_right(selector: Selector) -> None:
     model, prompt, room = tiny(), inputs((0, 4)), 40
     expected = greedy(model, prompt, room)
     arms = [RandomDrafter(tree=4), Oracle(expected, tree=4, corruption=0.1), RandomDrafter(tree=4)]
-    pool = Pool(arms, selector, longest=4, fresh=False)
+    pool = DrafterPool(arms, selector, longest=4, fresh=False)
     found, _ = drive(model, pool, prompt, room)
     assert found == expected
     assert drive(model, pool, prompt, room)[0] == expected
@@ -108,7 +108,7 @@ def test_searches_learn_from_the_drafts_of_others() -> None:
     """Token recycling is empty at first; it is chosen once what it would have drafted is right."""
     model, prompt, room = tiny(), inputs(), 60
     arms = [RandomDrafter(tree=2), TokenRecycling()]
-    pool = Pool(arms, Hedge(), longest=3, fresh=False)
+    pool = DrafterPool(arms, Hedge(), longest=3, fresh=False)
     assert drive(model, pool, prompt, room)[0] == greedy(model, prompt, room)
     assert pool._counts.pulls[1] > pool._counts.pulls[0] > 0
 

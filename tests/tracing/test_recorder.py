@@ -10,7 +10,7 @@ from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Kind, Round, Scores, Verdict
-from mmspec.tracing.recorder import MAX_STATES, Recorder, round_digits
+from mmspec.tracing.recorder import MAX_STATES, RoundRecorder, round_digits
 
 
 def make_round(index: int, tokens: Any, path: Any = ((),), drafted: Any = (0,)) -> Round:
@@ -22,7 +22,7 @@ def make_round(index: int, tokens: Any, path: Any = ((),), drafted: Any = (0,)) 
     return Round(index, drafted, accepted, path, takes, tokens, done, verdict)
 
 
-def record(recorder: Recorder, round_: Round, draft: Draft, scores: Any = None) -> None:
+def record(recorder: RoundRecorder, round_: Round, draft: Draft, scores: Any = None) -> None:
     recorder.watch(draft, scores, round_, lambda: None)
     recorder.add(round_)
 
@@ -37,7 +37,7 @@ def test_padding_is_left_out_and_parents_are_counted_without_it() -> None:
     mask = torch.tensor([[True, True, True], [True, False, True]])
     draft = Draft(tokens, parents, mask, Kind.DET)
     round_ = make_round(1, ((6, 7, 1), (3, 4, 2)), ((1, 2), (0, 2)), (3, 2))
-    recorder = Recorder()
+    recorder = RoundRecorder()
     recorder.begin_part()
     record(recorder, round_, draft, scores_of(torch.rand(2, 4, 9)))
     first, second = recorder.read()[0]["rows"]
@@ -52,7 +52,7 @@ def test_probabilities_and_ranks_are_those_after_the_parent() -> None:
     drawn = torch.tensor([[[0.25, 0.75, 0.0], [0.9, 0.0, 0.1]]])
     tokens = torch.tensor([[2, 0]])
     draft = Draft.chain(tokens, Kind.IID, Categorical(drawn.log()))
-    recorder = Recorder()
+    recorder = RoundRecorder()
     recorder.begin_part()
     record(recorder, make_round(1, ((2, 0, 2),), ((0, 1),), (2,)), draft, scores_of(probs))
     (row,) = recorder.read()[0]["rows"]
@@ -63,7 +63,7 @@ def test_probabilities_and_ranks_are_those_after_the_parent() -> None:
 
 def test_a_finished_row_has_no_draft() -> None:
     draft = Draft.chain(torch.tensor([[1], [1]]), Kind.DET)
-    recorder = Recorder()
+    recorder = RoundRecorder()
     recorder.begin_part()
     record(recorder, make_round(1, ((1,), ()), ((0,), ()), (1, 0)), draft)
     assert [row["draft"] for row in recorder.read()[0]["rows"]] == [[1], []]
@@ -72,7 +72,7 @@ def test_a_finished_row_has_no_draft() -> None:
 def test_frames_are_lists_of_codes() -> None:
     frames = torch.tensor([[[1, 2], [3, 4]]])
     draft = Draft.chain(frames, Kind.DET)
-    recorder = Recorder()
+    recorder = RoundRecorder()
     recorder.begin_part()
     record(recorder, make_round(1, ((frames[0, 0], torch.tensor([7, 8])),), ((0,),), (2,)), draft)
     assert recorder.kind == "frames"
@@ -82,7 +82,7 @@ def test_frames_are_lists_of_codes() -> None:
 
 
 def test_states_are_named_by_their_step_and_thinned() -> None:
-    recorder = Recorder()
+    recorder = RoundRecorder()
     recorder.begin_part()
     for index in range(40):
         states = torch.full((1, 2, 3), float(index))
@@ -98,7 +98,7 @@ def test_states_are_named_by_their_step_and_thinned() -> None:
 
 
 def test_parts_are_counted_and_numbers_short() -> None:
-    recorder = Recorder()
+    recorder = RoundRecorder()
     for _ in range(2):
         recorder.begin_part()
         record(recorder, make_round(0, ((4,),)), Draft.empty(1, torch.device("cpu")))

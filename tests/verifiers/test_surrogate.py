@@ -16,9 +16,9 @@ from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Scores
 from mmspec.drafters.lengths.length import Confidence
-from mmspec.verifiers.cascade import Cascade, Chow, Difference, Optimal, TokenCascade
+from mmspec.verifiers.cascade import Cascade, Chow, Difference, OptimalDeferral, TokenCascade
 from mmspec.verifiers.distances import ClosedForm, measure, total_variation
-from mmspec.verifiers.ensemble import Ensemble
+from mmspec.verifiers.ensemble import WeightedEnsemble
 from mmspec.verifiers.enumeration import enumerate_emitted, expected_accepted
 from mmspec.verifiers.fuzzy import Fuzzy, jensen_shannon, kullback_leibler
 from mmspec.verifiers.likelihood_floor import LikelihoodFloor
@@ -47,7 +47,7 @@ def test_the_closed_form_is_the_distance(rule: ClosedForm, hard: bool) -> None:
 
 def test_every_new_rule_has_a_closed_form() -> None:
     kinds = {type(rule) for rule in CLOSED}
-    assert kinds >= {Ensemble, Cascade, TokenCascade, Fuzzy, RankGap, Rollback}
+    assert kinds >= {WeightedEnsemble, Cascade, TokenCascade, Fuzzy, RankGap, Rollback}
 
 
 @pytest.mark.parametrize("rule", CLOSED, ids=repr)
@@ -65,7 +65,7 @@ def test_a_run_reports_the_sum_over_the_tested_tokens(rule: ClosedForm) -> None:
 
 
 @dataclass(frozen=True)
-class FromTarget(Ensemble):
+class FromTarget(WeightedEnsemble):
     """The wrong variant: corrections from p, in place of the residual of the mixture."""
 
     def residual(self, p: Categorical, q: Categorical, x: Tensor) -> Categorical:
@@ -74,13 +74,13 @@ class FromTarget(Ensemble):
 
 def test_an_ensemble_emits_the_mixture() -> None:
     p, q = E["E1"]
-    assert expected_accepted(p, q, Ensemble(0.5)) == pytest.approx(17 / 20, abs=1e-12)
+    assert expected_accepted(p, q, WeightedEnsemble(0.5)) == pytest.approx(17 / 20, abs=1e-12)
     mixture = vector("7/20", "2/5", "1/4")
-    assert_close(enumerate_emitted(p, q, Ensemble(0.5)), mixture, atol=1e-12, rtol=0)
+    assert_close(enumerate_emitted(p, q, WeightedEnsemble(0.5)), mixture, atol=1e-12, rtol=0)
     assert not torch.allclose(enumerate_emitted(p, q, FromTarget(0.5)), mixture)
-    assert_close(enumerate_emitted(p, q, Ensemble(1.0)), p, atol=1e-12, rtol=0)
-    assert_close(enumerate_emitted(p, q, Ensemble(0.0)), q, atol=1e-12, rtol=0)
-    assert expected_accepted(p, q, Ensemble(0.0)) == pytest.approx(1, abs=1e-12)
+    assert_close(enumerate_emitted(p, q, WeightedEnsemble(1.0)), p, atol=1e-12, rtol=0)
+    assert_close(enumerate_emitted(p, q, WeightedEnsemble(0.0)), q, atol=1e-12, rtol=0)
+    assert expected_accepted(p, q, WeightedEnsemble(0.0)) == pytest.approx(1, abs=1e-12)
 
 
 @pytest.mark.parametrize(
@@ -90,13 +90,13 @@ def test_an_ensemble_emits_the_mixture() -> None:
         (Chow(0.4), True),
         (Difference(0.0), False),  # 0.5 is no less than 0.5
         (Difference(-0.1), True),
-        (Optimal(0.0), False),
-        (Optimal(-1.0), True),  # 0.5 < 0.5 + 3/10
+        (OptimalDeferral(0.0), False),
+        (OptimalDeferral(-1.0), True),  # 0.5 < 0.5 + 3/10
     ],
     ids=repr,
 )
 def test_a_cascade_emits_one_of_the_two(
-    deferral: Chow | Difference | Optimal, defers: bool
+    deferral: Chow | Difference | OptimalDeferral, defers: bool
 ) -> None:
     p, q = E["E1"]
     found = enumerate_emitted(p, q, Cascade(deferral))

@@ -18,7 +18,7 @@ FREE = 0.9  # of the memory, for weights and caches
 
 
 @dataclass(frozen=True)
-class Work:
+class ForwardWork:
     """Operations and bytes of a group of operations on one device."""
 
     flops: float
@@ -83,20 +83,24 @@ class Split:
         free = FREE * self.device.memory - self.weight_bytes
         return max(int(free / self.slot_bytes), 0)
 
-    def list_work(self, rows: int, tokens: int, context: float, scored: int) -> Iterator[Work]:
+    def list_work(
+        self, rows: int, tokens: int, context: float, scored: int
+    ) -> Iterator[ForwardWork]:
         """The work of a forward, on one device: linear layers, attention, output head."""
         shape, each, parts = self.shape, self.device.bytes_per_value, self.devices
         count = rows * tokens
         weights = shape.layers * self.layer_weights / parts
         states = shape.layers * count * (4 * shape.hidden + 2 * shape.inner / parts) * each
-        yield Work(2 * weights * count, weights * each + states)
+        yield ForwardWork(2 * weights * count, weights * each + states)
         width = shape.heads * self.head_width / parts
         seen = context + (tokens + 1) / 2  # slots that a token attends to, in the mean
         pairs = shape.layers * count * seen
         read = rows * (context + tokens) * self.slot_bytes
-        yield Work(4 * pairs * width, read)
+        yield ForwardWork(4 * pairs * width, read)
         table = shape.vocabulary * shape.hidden / parts
-        yield Work(2 * table * rows * scored, (table + rows * scored * shape.vocabulary) * each)
+        yield ForwardWork(
+            2 * table * rows * scored, (table + rows * scored * shape.vocabulary) * each
+        )
 
     def forward(
         self, rows: int, tokens: int, context: float = 0, scored: int | None = None

@@ -37,7 +37,7 @@ class Point:
 
 
 @dataclass(frozen=True)
-class Plan(Report):
+class DevicePlan(Report):
     """All points, and what does not fit."""
 
     shape: str
@@ -55,7 +55,7 @@ def make_plan(
     contexts: Sequence[int] = (2048, 32768, 131072),
     acceptances: Sequence[float] = (0.6, 0.9),
     output: int = 256,
-) -> Plan:
+) -> DevicePlan:
     """Predict the speed of a shape with an EAGLE head, for every combination.
 
     `contexts` are tokens of prompts, `output` those that follow. Raises ValueError for an unknown
@@ -83,7 +83,7 @@ def make_plan(
                     f"{context + output} tokens"
                 )
             points += found
-    return Plan(shape, device, output, tuple(points), tuple(skipped))
+    return DevicePlan(shape, device, output, tuple(points), tuple(skipped))
 
 
 def best_length(decoding: Decoding, rows: int, context: float, acceptance: float) -> int:

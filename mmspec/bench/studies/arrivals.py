@@ -36,7 +36,7 @@ class Server(Protocol):
 
 
 @dataclass(frozen=True)
-class Served:
+class ServedRequest:
     """The output of one request of a `BatchServer`."""
 
     tokens: list[int]
@@ -57,11 +57,11 @@ class BatchServer:
         self.thread = threading.Thread(target=self._work, daemon=True)
         self.thread.start()
 
-    def submit(self, request: Request) -> Future[Served]:
+    def submit(self, request: Request) -> Future[ServedRequest]:
         start = monotonic()
         with torch.no_grad():
             row = Row(self.session.plan(dict(request)).call)
-        future: Future[Served] = Future()
+        future: Future[ServedRequest] = Future()
         self.waiting.put((row, start, future))
         return future
 
@@ -99,7 +99,7 @@ class BatchServer:
                 left.remove(item)
                 row, start, future = item
                 begun = row.first_token_at or monotonic()
-                future.set_result(Served(row.tokens, begun - start, monotonic() - start))
+                future.set_result(ServedRequest(row.tokens, begun - start, monotonic() - start))
             if left:
                 batch.step()
 

@@ -34,7 +34,7 @@ _DECAY = 0.95
 _WINDOW = 15  # timings kept per size
 
 
-class Timings(dict[int, tuple[float, ...]]):
+class ForwardTimings(dict[int, tuple[float, ...]]):
     """The last timings of each draft length."""
 
     def add(self, size: int, seconds: float) -> None:
@@ -56,23 +56,23 @@ class Timings(dict[int, tuple[float, ...]]):
         return max(anchor + slope * (size - start), 0.1 * first, 1e-9)
 
 
-class BatchTimings(dict[int, Timings]):
+class BatchTimings(dict[int, ForwardTimings]):
     """Timings by number of rows, which changes between rounds where requests join and leave."""
 
-    def at(self, batch: int) -> Timings:
+    def at(self, batch: int) -> ForwardTimings:
         """Timings of so many rows.
 
         Lengths that were not timed with them are estimated from the nearest number of rows, scaled
         by the lengths that both have: a forward over more rows costs more at every length.
         """
-        own = self.get(batch, Timings())
+        own = self.get(batch, ForwardTimings())
         others = [one for one in self if one != batch]
         if not others:
             return own
         near = self[min(others, key=lambda one: abs(math.log(one / batch)))]
         ratios = [own.cost(size) / near.cost(size) for size in own]
         scale = median_low(ratios) if ratios else 1.0
-        made = Timings(own)
+        made = ForwardTimings(own)
         for size in near.keys() - own.keys():
             made[size] = tuple(seconds * scale for seconds in near[size])
         return made
@@ -97,12 +97,12 @@ class Goodput:
     paused_batch: int = 0  # rows when speculation was paused
 
     @property
-    def seconds(self) -> Timings:
+    def seconds(self) -> ForwardTimings:
         """Seconds by draft length, with the rows of the last round."""
         return self.timed.at(self.batch)
 
     def copy(self) -> Goodput:
-        timed = BatchTimings({rows: Timings(one) for rows, one in self.timed.items()})
+        timed = BatchTimings({rows: ForwardTimings(one) for rows, one in self.timed.items()})
         return replace(
             self,
             num_tested=list(self.num_tested),
@@ -171,7 +171,7 @@ class Auto(Length):
         spent = sum(seconds for part, seconds in round_.seconds.items() if part != "prefill")
         depth = min(round_.depth, self.max_length)
         if spent > 0:
-            state.timed.setdefault(state.batch, Timings()).add(depth, spent)
+            state.timed.setdefault(state.batch, ForwardTimings()).add(depth, spent)
         counts = acceptance_counts(round_)
         state.drafted_rounds += bool(counts)
         for place in range(self.max_length):

@@ -24,7 +24,7 @@ LONGEST = 8  # of a level, in `plan_cascade`
 
 
 @dataclass(frozen=True)
-class Plan:
+class CascadePlan:
     """A cascade: its levels, how many tokens each drafts, and the time per token it predicts."""
 
     levels: tuple[int, ...]  # indices of the models, the target (0) first
@@ -34,7 +34,7 @@ class Plan:
 
 def plan_cascade(
     seconds: Sequence[float], agreement: Mapping[tuple[int, int], float], longest: int = LONGEST
-) -> Plan:
+) -> CascadePlan:
     """The fastest cascade of measured models (Polybasic, Wang et al. 2025).
 
     `seconds[i]` is the time of a forward of model i, the target first, and `agreement[i, j]` the
@@ -54,7 +54,7 @@ def plan_cascade(
         )
     chains = [(0, *below) for size in range(count) for below in combinations(range(1, count), size)]
     plans = [
-        Plan(chain, lengths, _predict(chain, lengths, seconds, agreement))
+        CascadePlan(chain, lengths, _predict(chain, lengths, seconds, agreement))
         for chain in chains
         for lengths in product(range(1, longest + 1), repeat=len(chain) - 1)
     ]

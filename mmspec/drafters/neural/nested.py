@@ -104,7 +104,7 @@ class Nested(MultiKindDrafter):
 
     def propose(self, context: Context, state: NestedState) -> Draft:
         budget = min(self.lengths[0], max_useful_length(context))
-        work = Work(self, context, state)
+        work = NestedRound(self, context, state)
         state.stems, state.drafted = work.stems, []
         if not budget:
             return context.empty_draft()
@@ -137,7 +137,7 @@ class Nested(MultiKindDrafter):
         return state
 
 
-class Work:
+class NestedRound:
     """One round of a cascade."""
 
     def __init__(self, cascade: Nested, context: Context, state: NestedState) -> None:
