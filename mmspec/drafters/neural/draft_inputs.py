@@ -86,7 +86,10 @@ class PixelInputs(DraftInputs):
         given, dtype = draft_request(context), backbone.model.dtype
         media = {name: given.get(name) for name in backbone.family.media}
         prompt = {name: one for name, one in media.items() if isinstance(one, Tensor)}
-        return {**given, **{name: one.to(dtype) for name, one in prompt.items()}}
+        return {
+            **given,
+            **{k: v.to(dtype) if v.is_floating_point() else v for k, v in prompt.items()},
+        }
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from mmspec.modality import Source
 from mmspec.models.loading import random_model
 from tests import toys
 from tests.modalities.speech.recognisers import tokenizer
+from tests.toys import granite
 
 ROOM = 16
 
@@ -142,3 +144,15 @@ def test_granite_is_sampled_by_the_distribution_of_its_language_model() -> None:
     ours = mmspec.accelerate(model, "prompt-lookup").generate(**asked, do_sample=False)
     for mine, theirs in zip(ours.logits, own.logits, strict=True):
         torch.testing.assert_close(mine, theirs / 7, atol=1e-4, rtol=1e-4)
+
+
+@pytest.mark.parametrize("windows", [(3,), (3, 2)])
+def test_granite_drafts_for_granite_from_the_sound(windows: tuple[int, ...]) -> None:
+    """The mask of its features stays what it is in the dtype of the draft model."""
+    target = granite.model()
+    fast = mmspec.accelerate(target, "coupled", drafter=copy.deepcopy(target), sees="pixels")
+    request = {**granite.inputs(windows), "max_new_tokens": 12, "do_sample": False}
+    out = fast.generate(**request)
+    assert out.stats.fallback is None
+    assert out.stats.draft_acceptance_rate == 1  # it is the target itself
+    assert torch.equal(out.sequences, target.generate(**request))
