@@ -124,8 +124,19 @@ def test_a_recipe_runs(name: str, settings: dict[str, Any]) -> None:
 
 
 # Their drafts depend on the row's noise, also greedily, or on what other rows said.
-MIXED = ("gsd", "mc-sjd", "mc-sjd-gumbel", "sjd", "sjd-pac", "sjd-pp", "sjd-pv", "sjd2", "ssd")
-SHARED = ("token-recycling", "ugsd", "vvs")
+MIXED = (
+    "ensemble",
+    "gsd",
+    "mc-sjd",
+    "mc-sjd-gumbel",
+    "sjd",
+    "sjd-pac",
+    "sjd-pp",
+    "sjd-pv",
+    "sjd2",
+    "ssd",
+)
+SHARED = ("pool", "pool-lookup", "token-recycling", "ugsd", "vvs")
 AHEAD = ("pearl", "hippo", "parallelvlm")
 ONE_OF_EACH = (*AHEAD, "eagle-3", "std", "suffix")
 
