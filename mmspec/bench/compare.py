@@ -13,7 +13,7 @@ from mmspec.bench.efficiency import measure_efficiency
 from mmspec.bench.reporting import Progress, Report, describe_environment, peak_memory_bytes, silent
 from mmspec.bench.row import Measurements, Row, make_row
 from mmspec.bench.timing import Timings, time_runners
-from mmspec.modality import Runner, RunResults, Workload
+from mmspec.modality import Runner, RunResults, Speculative, Workload
 
 PLAIN = "plain"
 JUDGED_SEED = 1000  # offset of the seeds of judged requests
@@ -140,10 +140,19 @@ def _measure(
     found = Measurements(workload, timed.timings, judged, reference, base)
     if not (efficiency and workload.replayed):
         return found, missing
-    ours = {name: one for name, one in runs.ours.items() if name in timed.timings}
+    ours = {
+        name: one
+        for name, one in runs.ours.items()
+        if name in timed.timings and not _is_compiled(one)
+    }
     replayed = workload.timed[: workload.replayed]
     shares = measure_efficiency(ours, replayed, min(repeats, 3), seed, device, progress)
     return replace(found, efficiencies=shares), missing
+
+
+def _is_compiled(runner: Runner) -> bool:
+    """Whether the forwards of a runner are graphs, which run eager while they are recorded."""
+    return isinstance(runner, Speculative) and bool(runner.fast.given.get("compile"))
 
 
 def _collect_runners(

@@ -105,6 +105,19 @@ def test_several_recipes_and_a_control_are_timed_together() -> None:
         compare("toy", ways, replace(work, controls=None), controls=True)
 
 
+def test_compiled_rows_have_no_efficiency() -> None:
+    """Their forwards run eager while they are recorded, so a share of them is not one of graphs."""
+    target = toys.model("llama")
+    ways = {
+        "eager": mmspec.accelerate(target, "prompt-lookup"),
+        "compiled": mmspec.accelerate(target, "prompt-lookup", compile="none"),
+    }
+    found = compare("big", ways, request_workload(target, [asked("llama")], None), repeats=1)
+    assert found.row("eager").engine_efficiency is not None
+    assert found.row("compiled").engine_efficiency is None
+    assert found.row("compiled").identical == 1
+
+
 def test_batches_compare_with_batched_generate() -> None:
     request = asked("llava", batch=3, ragged=True)
     found = compared("llava", "coupled", request, batch=3, efficiency=False)
