@@ -110,6 +110,7 @@ class FromTarget(Exact):
         return p
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("name", NAMES)
 def test_the_joint_distribution_of_four_tokens_is_the_targets(name: str) -> None:
     """Chi-square over all sequences of a tiny model; z > 3 has a chance of about 0.4 % a case.
