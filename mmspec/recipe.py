@@ -138,6 +138,21 @@ class Kit:
             )
         return self.actions
 
+    def load_option(self, name: str, kind: Any) -> Any:
+        """An option that is a `kind` or a file of `kind.load`; None where none is given.
+
+        Raises ValueError for anything else.
+        """
+        given = self.options[name]
+        if isinstance(given, str | Path):
+            return kind.load(given)
+        if given is not None and not isinstance(given, kind):
+            raise ValueError(
+                f"{name} is {with_article(type(given).__name__)}; give a {kind.__name__} of "
+                f"{kind.__module__}, or its file"
+            )
+        return given
+
 
 @dataclass(frozen=True)
 class Deferred(Generic[Made]):

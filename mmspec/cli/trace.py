@@ -26,6 +26,10 @@ __all__ = ["TRACE_FILES", "make_page", "make_trace", "watch_words", "write_trace
 def make_page(file: Path, out: Path | None, json: bool) -> None:
     """Read a JSONL trace and write its page."""
     check_is_file(file)
+    if file.suffix.lower() == ".html":
+        raise ValueError(
+            f"{file} is a page; give the trace that `mmspec generate --trace FILE.jsonl` writes"
+        )
     place = file.with_suffix(".html") if out is None else out
     check_writable("--out", place, (".html",))
     check_distinct({"FILE": file, "--out": place})

@@ -41,6 +41,9 @@ def test_bad_files_are_refused(capsys: pytest.CaptureFixture[str], tmp_path: Pat
     (tmp_path / "other.jsonl").write_text("{}\n")
     _, line = fail(capsys, "trace", str(tmp_path / "other.jsonl"))
     assert "is not a trace" in line
+    (tmp_path / "run.html").write_text("<html>")
+    _, line = fail(capsys, "trace", str(tmp_path / "run.html"))
+    assert "is a page; give the trace that" in line
     _, line = fail(capsys, "trace", str(tmp_path / "other.jsonl"), "--out", str(tmp_path / "a.png"))
     assert ".html" in line
 

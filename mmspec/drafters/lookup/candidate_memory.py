@@ -39,7 +39,7 @@ class CandidateMemory:
             return self._table
 
     def clear(self) -> None:
-        """Forget everything, also in requests that run."""
+        """Drop all candidates, also of requests that run."""
         with self.lock:
             if self._table is not None:
                 self._table.fill_(-1)

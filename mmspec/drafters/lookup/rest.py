@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from pathlib import Path
 from typing import Any
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
@@ -57,15 +56,8 @@ class RetrievalDrafter(Drafter):
 
 def rest(kit: Kit) -> Drafter:
     """A datastore of texts. Raises ValueError for other objects and other vocabularies."""
-    given = kit.options["datastore"]
-    if isinstance(given, str | Path):
-        given = Datastore.load(given)
+    given: Datastore | None = kit.load_option("datastore", Datastore)
     if given is not None:
-        if not isinstance(given, Datastore):
-            raise ValueError(
-                f"datastore is a {type(given).__name__}; give a Datastore of "
-                "mmspec.drafters.lookup.datastore, or its file"
-            )
         given.check_vocabulary(kit.target.vocabulary)
     options, ignore = kit.options, kit.target.visual_ids
     return RetrievalDrafter(given, length_of(kit), options["longest"], options["shortest"], ignore)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.lengths.length import max_useful_length
@@ -109,14 +108,7 @@ def _cut(guess: Guess, depth: int) -> tuple[list[int], list[int]]:
 
 def suffix_decoding(kit: Kit) -> Drafter:
     """Suffix trees of the request and of a memory. Raises ValueError for other objects."""
-    memory = kit.options["memory"]
-    if isinstance(memory, str | Path):
-        memory = SuffixMemory.load(memory)
-    if memory is not None and not isinstance(memory, SuffixMemory):
-        raise ValueError(
-            f"memory is a {type(memory).__name__}; give a SuffixMemory of "
-            "mmspec.drafters.lookup.suffix_tree, or its file"
-        )
+    memory = kit.load_option("memory", SuffixMemory)
     options, ignore = kit.options, frozenset(kit.target.visual_ids)
     limits = (options["factor"], options["floor"])
     return SuffixDecoding(nodes_of(kit), memory, *limits, ignore=ignore)

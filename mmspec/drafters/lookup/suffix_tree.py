@@ -80,12 +80,13 @@ class SuffixMemory:
         check_number("max_tokens", max_tokens, 1, whole=True, example=65536)
         check_number("depth", depth, 2, whole=True, example=32)
         self.depth, self.max_tokens = depth, max_tokens
-        self.clear()
         self.lock = Lock()
+        self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
-        self.root, self.outputs, self.num_tokens = Node(), deque[tuple[int, ...]](), 0
+        """Drop all outputs."""
+        with self.lock:
+            self.root, self.outputs, self.num_tokens = Node(), deque[tuple[int, ...]](), 0
 
     def add(self, output: Sequence[int]) -> None:
         """Add the output of a request; of a longer one than `max_tokens` the end."""

@@ -119,16 +119,8 @@ class TokenMapDrafter(Drafter):
 
 def token_map(kit: Kit) -> Drafter:
     """A table built from transcripts. Raises ValueError for other objects."""
-    given = kit.options["map"]
-    if isinstance(given, str | Path):
-        given = TokenMap.load(given)
-    token_map = TokenMap(1, {}) if given is None else given
-    if not isinstance(token_map, TokenMap):
-        raise ValueError(
-            f"map is a {type(given).__name__}; give a TokenMap of "
-            "mmspec.drafters.lookup.token_map, or its file"
-        )
-    return TokenMapDrafter(token_map, length_of(kit))
+    given: TokenMap | None = kit.load_option("map", TokenMap)
+    return TokenMapDrafter(TokenMap(1, {}) if given is None else given, length_of(kit))
 
 
 def _frequent_continuation(rests: Sequence[Sequence[int]], min_count: int, share: float) -> Key:

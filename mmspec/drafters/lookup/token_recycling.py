@@ -7,7 +7,6 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from functools import lru_cache
 from heapq import heappop, heappush
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -204,12 +203,5 @@ def token_recycling(kit: Kit) -> Drafter:
         raise ValueError(
             "token recycling fills a static tree; give tree= branching widths or a Tree"
         )
-    memory = kit.options["memory"]
-    if isinstance(memory, str | Path):
-        memory = CandidateMemory.load(memory)
-    if memory is not None and not isinstance(memory, CandidateMemory):
-        raise ValueError(
-            f"memory is a {type(memory).__name__}; give a CandidateMemory of "
-            "mmspec.drafters.lookup.candidate_memory, or its file"
-        )
+    memory = kit.load_option("memory", CandidateMemory)
     return TokenRecycling(kit.shape.tree, kit.options["fresh"], memory)

@@ -159,8 +159,8 @@ def test_the_longest_stored_ngram_counts() -> None:
 def test_what_is_no_memory_or_shape_is_refused() -> None:
     model = toys.model("llama")
     refused: tuple[tuple[str, dict[str, Any], str], ...] = (
-        ("suffix-decoding", {"memory": 3}, "memory is a int; give a SuffixMemory"),
-        ("token-recycling", {"memory": 3}, "memory is a int; give a CandidateMemory"),
+        ("suffix-decoding", {"memory": 3}, "memory is an int; give a SuffixMemory"),
+        ("token-recycling", {"memory": 3}, "memory is an int; give a CandidateMemory"),
         ("suffix-decoding", {"length": 3}, "retrieval decides the branches of its tree"),
         ("suffix-decoding", {"floor": 2}, "floor=2 must be a number"),
         ("logitspec", {"width": 0}, "width=0 must be a whole number"),

@@ -67,7 +67,7 @@ def test_calls_without_a_datastore_and_with_one_that_has_the_output() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"datastore": 3}, "datastore is a int"),
+        ({"datastore": 3}, "datastore is an int"),
         ({"datastore": "nowhere.npz"}, "is not a datastore"),
         ({"datastore": Datastore.of([[1, 9999]])}, "token id 9999, but .* tokenizer"),
         ({"shortest": 0}, "shortest=0 must be at least 1"),

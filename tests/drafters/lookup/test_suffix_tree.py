@@ -89,6 +89,20 @@ def test_a_memory_is_shared_by_threads() -> None:
     assert counts(memory.root) == brute([list(one) for one in memory.outputs], 4)
 
 
+def test_a_memory_that_is_being_written_is_cleared_afterwards() -> None:
+    """Counts of an output would else be taken from a tree that never had them."""
+    memory = SuffixMemory()
+    memory.add([1, 2, 3])
+    clearing = Thread(target=memory.clear)
+    with memory.lock:
+        clearing.start()
+        clearing.join(0.05)
+        assert memory.outputs
+    clearing.join()
+    assert not memory.outputs
+    assert counts(memory.root) == {}
+
+
 def test_the_most_probable_nodes_are_drafted() -> None:
     tree = SuffixTree(depth=8)
     tree.read([7, 1, 2, 7, 1, 3, 7, 1, 2, 7, 4, 9, 7])

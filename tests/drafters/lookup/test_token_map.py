@@ -72,7 +72,7 @@ def test_calls_of_an_empty_map_and_of_one_that_knows_the_answer() -> None:
 
 @pytest.mark.parametrize(
     ("given", "message"),
-    [(3, "map is a int"), ("nowhere.json", "is not a token map")],
+    [(3, "map is an int"), ("nowhere.json", "is not a token map")],
 )
 def test_what_is_no_map_is_refused(given: Any, message: str) -> None:
     with pytest.raises(ValueError, match=message):
