@@ -19,7 +19,7 @@ from mmspec.errors import check_number, format_value, unknown_message
 from mmspec.modalities.diffusion.accelerated import AcceleratedPipeline
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.runners import ChainRunner, ForecastRunner
-from mmspec.modalities.diffusion.stochastic_sampler import make_stochastic
+from mmspec.modalities.diffusion.stochastic_sampler import StochasticSampler, make_stochastic
 from mmspec.modality import Loop, Session
 from mmspec.models.loading import load_pipeline
 from mmspec.models.placement import ANYWHERE, Placement
@@ -57,10 +57,14 @@ class PipelineSession(Session):
         recipe: Recipe,
         small: BoundDraftModel | None,
         max_rows: int | None,
-        eta: float | None = None,
+        sampler: StochasticSampler | None = None,
     ) -> None:
         self.model, self.recipe, self.draft_model = pipe, recipe, small
         self.parameters = inspect.signature(pipe.__call__).parameters
+        eta = None
+        if sampler is not None:
+            pipe, eta = copy.copy(pipe), sampler.eta
+            pipe.scheduler = sampler.scheduler
         self.runner: PipelineRunner = (
             ChainRunner(pipe, recipe, None if small is None else small.model, max_rows, eta)
             if isinstance(recipe.execution, Window)
@@ -154,17 +158,17 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
         check_number("max_rows", parts["max_rows"], 1, whole=True, example=8)
     recipe = replace(recipe, execution=_execution(recipe, parts.get("window"), parts.get("tree")))
     small = draft_model(recipe, drafter, Network(pipe))
-    eta = None
-    if parts.get("sampler") is not None:
-        pipe, eta = _replace_sampler(pipe, recipe, parts["sampler"])
-    return PipelineSession(pipe, recipe, small, parts.get("max_rows"), eta)
+    sampler = _find_sampler(pipe, recipe, parts.get("sampler"))
+    return PipelineSession(pipe, recipe, small, parts.get("max_rows"), sampler)
 
 
-def _replace_sampler(pipe: Any, recipe: Recipe, sampler: Any) -> tuple[Any, float | None]:
-    """A copy of the pipeline that samples with noise, and the `eta` of its calls.
+def _find_sampler(pipe: Any, recipe: Recipe, sampler: Any) -> StochasticSampler | None:
+    """The counterpart with noise of the pipeline's sampler, if it is wanted.
 
     Raises ValueError for another name, and for recipes and schedulers without such a sampler.
     """
+    if sampler is None:
+        return None
     if sampler != "stochastic":
         raise ValueError(
             f'sampler={sampler!r} must be "stochastic"; leave it out to keep the pipeline\'s own'
@@ -176,9 +180,7 @@ def _replace_sampler(pipe: Any, recipe: Recipe, sampler: Any) -> tuple[Any, floa
         )
     found = make_stochastic(pipe.scheduler)
     log.warning(found.change)
-    copied = copy.copy(pipe)
-    copied.scheduler = found.scheduler
-    return copied, found.eta
+    return found
 
 
 def _execution(recipe: Recipe, window: Any, tree: Any) -> Any:

@@ -134,6 +134,11 @@ def test_one_word_is_the_change_by_hand(
     found, expected = draw(fast, kind, seed=3), draw(own, kind, seed=3, **arguments)
     assert torch.equal(found, expected)
     assert pipe.scheduler is before
+    fast.disable()
+    generator = torch.Generator().manual_seed(0)
+    assert torch.equal(
+        draw(fast, kind, generator=generator), draw(pipe, kind, generator=generator.manual_seed(0))
+    )  # the pipeline's own sampler
     exact: Any = mmspec.accelerate(pipe, sampler="stochastic")
     assert draw(exact, kind, seed=3).shape == expected.shape
     assert exact.last_stats.exact
