@@ -61,6 +61,7 @@ def documents(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, o
     return {name: json.loads(done[script].out) for name, script in scripts.items()}
 
 
+@pytest.mark.exhaustive
 @needs_zoo
 def test_a_head_of_one_file_is_examined(documents: dict[str, dict[str, object]]) -> None:
     found = documents["doctor"]
@@ -70,6 +71,7 @@ def test_a_head_of_one_file_is_examined(documents: dict[str, dict[str, object]])
     assert checks["recipes that fit with this draft model"]["target"] == "bigram"
 
 
+@pytest.mark.exhaustive
 @needs_zoo
 def test_a_head_of_one_file_selects_its_recipe(documents: dict[str, dict[str, object]]) -> None:
     found = documents["generate"]
@@ -77,17 +79,20 @@ def test_a_head_of_one_file_selects_its_recipe(documents: dict[str, dict[str, ob
     assert found["identical_to_plain"] is True
 
 
+@pytest.mark.exhaustive
 @needs_zoo
 def test_a_head_of_one_file_is_measured(documents: dict[str, dict[str, object]]) -> None:
     rows = [row["recipe"] for row in documents["bench"]["rows"]]  # type: ignore[attr-defined]
     assert rows == ["plain", "bigram"]
 
 
+@pytest.mark.exhaustive
 @needs_zoo
 def test_a_head_of_one_file_is_certified(documents: dict[str, dict[str, object]]) -> None:
     assert documents["certify"]["verdict"] == "exact"
 
 
+@pytest.mark.exhaustive
 @needs_zoo
 def test_a_verifier_of_another_package_is_found(documents: dict[str, dict[str, object]]) -> None:
     assert documents["verifier"]["exact"] is False

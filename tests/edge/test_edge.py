@@ -26,6 +26,7 @@ from mmspec.edge.device import connect, link_of
 from mmspec.edge.service import Service, create_app, serve
 from mmspec.serving.limits import create_server
 from tests import toys
+from tests.covering import exhaustive
 from tests.modalities.speech import recognisers
 from tests.modalities.speech.recognition.test_plug import moonshine
 from tests.partners import noisy
@@ -212,7 +213,7 @@ INVALID: dict[str, tuple[bytes, str]] = {
 }
 
 
-@pytest.mark.parametrize("case", INVALID)
+@pytest.mark.parametrize("case", exhaustive(INVALID, ("no JSON", "no ids", "deep")))
 def test_a_service_with_invalid_responses(case: str, caplog: pytest.LogCaptureFixture) -> None:
     body, says = INVALID[case]
 

@@ -93,6 +93,7 @@ def test_a_streamer_gets_what_is_verified(translator: Any) -> None:
     assert heard.tokens == [*made[0].tolist(), -1]
 
 
+@pytest.mark.exhaustive
 def test_a_compiled_model_runs_its_own_generate(translator: Any) -> None:
     compiled: Any = torch.compile(translator, backend="eager")
     how: dict[str, Any] = {"tgt_lang": "fra", "max_new_tokens": 6, "do_sample": False}
