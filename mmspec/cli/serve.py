@@ -18,7 +18,7 @@ from mmspec.serving.app import Served, create_app
 from mmspec.serving.chat_routes import ChatRoutes
 from mmspec.serving.completion import ChatService
 from mmspec.serving.engine import Engine
-from mmspec.serving.limits import create_server
+from mmspec.serving.limits import create_server, limit_arenas
 from mmspec.serving.media import fetch_url
 from mmspec.serving.media_routes import MediaRoutes
 from mmspec.serving.metrics import Metrics
@@ -46,6 +46,7 @@ def run(options: ModelOptions, model: str, **given: Any) -> None:
     """Serve a model until interrupted. Raises ValueError for options that do not fit."""
     server = ServerOptions(**given)
     check_access(server)
+    limit_arenas()
     options = replace(options, model=model)
     selected = select(options)
     if server.replicas > 1:
@@ -82,6 +83,7 @@ def _run_replicas(options: ModelOptions, selected: Selected, server: ServerOptio
 
 def make_app(options: ModelOptions, server: ServerOptions) -> Any:
     """Load the model and make the application of one replica; its router checks the token."""
+    limit_arenas()
     served = make_served(load(options, select(options)), server, options.trust_remote_code)
     return create_app(served)
 

@@ -59,6 +59,7 @@ def describe_error(error: Exception) -> tuple[int, dict[str, Any], dict[str, str
         status, kind, message = 400, "invalid_request_error", str(error)
     elif isinstance(error, TimeoutError):
         status, kind, message = 504, "timeout", str(error)
+        headers = {"x-should-retry": "false"}  # the official client would send it again at once
     else:
         log.error("a request failed", exc_info=error)
         message = f"the server failed ({type(error).__name__})"

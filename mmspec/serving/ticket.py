@@ -88,15 +88,20 @@ class Ticket:
     def __lt__(self, other: Ticket) -> bool:
         return (-self.priority, self.number) < (-other.priority, other.number)
 
+    @property
+    def max_new_tokens(self) -> int:
+        """The limit of its new tokens."""
+        limit: int = self.row.call.request.max_new_tokens  # type: ignore[attr-defined]
+        return limit
+
     def explain(self, error: BaseException, largest: int) -> BaseException:
         """The error, with the request's size where memory was short."""
         if not is_out_of_memory(error):
             return error
-        limit = self.row.call.request.max_new_tokens  # type: ignore[attr-defined]
         made = MemoryExceeded(
             f"memory is too small for this request alone: it may fill {self.slots} slots "
-            f"({self.prompt_slots} of its prompt, max_new_tokens={limit}), and the largest one "
-            f"that ran filled {largest}; give a shorter prompt or fewer tokens"
+            f"({self.prompt_slots} of its prompt, max_new_tokens={self.max_new_tokens}), and the "
+            f"largest one that ran filled {largest}; give a shorter prompt or fewer tokens"
         )
         made.__cause__ = error
         return made
@@ -127,9 +132,16 @@ class Ticket:
 
     def expire(self) -> bool:
         """Fail as it is late; False for a request that was cancelled."""
-        tokens = list(self.row.tokens)
-        message = f"the request did not end in time ({len(tokens)} tokens so far, as .tokens of "
-        return self.fail(DeadlineExceeded(f"{message}this exception)", tokens))
+        tokens, now = list(self.row.tokens), monotonic()
+        waited = (self.started_at or now) - self.submitted_at
+        return self.fail(
+            DeadlineExceeded(
+                f"the request did not end in time: after {now - self.submitted_at:.1f} s, of which "
+                f"it waited {waited:.1f} for its turn, it has {len(tokens)} of at most "
+                f"{self.max_new_tokens} tokens; give it more time, or fewer tokens",
+                tokens,
+            )
+        )
 
     def fail(self, error: BaseException) -> bool:
         """Set an error; False for a request that was cancelled."""

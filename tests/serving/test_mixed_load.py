@@ -3,11 +3,15 @@
 MMSPEC_LOAD=1000 pytest -m slow tests/serving/test_mixed_load.py      so many requests, at once
 MMSPEC_LOAD_S=3600 pytest -m slow -s tests/serving/test_mixed_load.py one hour, MMSPEC_LOAD_RATE
                                                                       requests a second (1)
+
+The load comes in parts. Memory is measured after each of them, when no request runs: what is in use
+then was kept of requests that have ended.
 """
 
 from __future__ import annotations
 
 import ctypes
+import gc
 import json
 import os
 import random
@@ -15,8 +19,9 @@ import sys
 import threading
 import time
 from collections import Counter
-from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,7 @@ import torch
 
 from mmspec.cli.models import load_models
 from mmspec.cli.serve import make_served
+from mmspec.serving.limits import limit_arenas
 from mmspec.serving.ticket import DeadlineExceeded
 from mmspec.targets.tokens.causal import CausalTarget
 from tests.serving.test_server import MODEL, Server, openai, options, question, wait_until
@@ -34,13 +40,19 @@ SECONDS = float(os.environ.get("MMSPEC_LOAD_S", "0"))  # in place of a count
 RATE = float(os.environ.get("MMSPEC_LOAD_RATE", "1"))
 CLIENTS = 8
 FLOOD = 24  # requests at once: more than run and wait
-MAX_GROWTH = 32 << 20  # bytes that the process never gives back, from the middle to the end
+PARTS = 12 if SECONDS else 4
+MAX_GROWTH = 32 << 20  # bytes of the process, after a third of the load
+MAX_USED_GROWTH = 1 << 10  # bytes in use, per request of the rest
+MAX_OBJECT_GROWTH = 0.5  # the same in blocks of Python objects
+FREE_GROWTH = 1000  # times both: requests that may fill caches
 MIN_LOAD = 100  # requests, among which some find no memory, and until which caches fill
+MAX_STARVED = 0.5  # share of its seconds that a thread may wait for a processor
 GOOD = ("ask", "stream", "sampled", "text")
 # of one request in three
 FAULTS = ("abandon", "garbage", "stall", "hang", "unknown", "closed", "deaf", "late")
 PROMPTS = ("describe the picture", "what is in the center?", "how many things are there?")
 SEEDS = (1, 2, 3)
+HANG_S = 2  # until the server ends a connection whose body does not come
 MEMORY_FAULT = 97  # forwards of several rows, of which one finds no memory
 
 
@@ -60,6 +72,7 @@ class Load:
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.lock = threading.Lock()
+        self.wait = ProcessorWait(server.engine._thread.native_id)
 
     def ask(self, prompt: str, is_text: bool = False, **more: Any) -> str:
         messages = [{"role": "user", "content": prompt}] if is_text else question(prompt)
@@ -72,10 +85,15 @@ class Load:
         kind = choose.choice(FAULTS) if choose.random() < 1 / 3 else choose.choice(GOOD)
         if SECONDS and choose.random() < 1 / 100:
             kind = "flood"
+        begun = self.wait.read()
         try:
             wrong = getattr(self, f"_{kind}")(prompt, choose)
         except openai.RateLimitError as error:
             kind, wrong = "refused", self._check_refusal(error)
+        except openai.APIError as error:
+            kind, wrong = self._check_late(kind, error, begun)
+        except Exception as error:
+            wrong = f"{type(error).__name__}: {error}"
         with self.lock:
             self.outcomes[kind] += 1
             if wrong is not None:
@@ -120,6 +138,13 @@ class Load:
     def _check_refusal(self, error: Any) -> str | None:
         after = error.response.headers.get("retry-after", "")
         return None if after.isdigit() and int(after) >= 1 else f"retry-after={after!r}"
+
+    def _check_late(self, kind: str, error: Any, begun: Any) -> tuple[str, str | None]:
+        """A request may exceed the server's limit where its engine was given no processor."""
+        share = self.wait.share(begun)
+        if "in time" in str(error) and share >= MAX_STARVED:
+            return "starved", None
+        return kind, f"{error}; the engine waited {share:.0%} of the time"
 
     def _abandon(self, prompt: str, _: Any) -> None:
         stream = self.server.chat(question(prompt), stream=True)
@@ -187,50 +212,106 @@ def run_threads(threads: list[threading.Thread]) -> None:
         thread.join()
 
 
-def resident_bytes() -> int:
-    """Bytes of the process, without those that its allocator only keeps."""
-    with suppress(OSError, AttributeError):
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
-    return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGESIZE")
+class ProcessorWait:
+    """The seconds that a thread was ready and had no processor, from the scheduler of Linux."""
+
+    def __init__(self, thread: int) -> None:
+        self.file = Path(f"/proc/self/task/{thread}/schedstat")
+
+    def read(self) -> tuple[float, float]:
+        """The time, and the seconds waited so far."""
+        waited = int(self.file.read_text().split()[1]) if self.file.is_file() else 0
+        return time.monotonic(), waited / 1e9
+
+    def share(self, begun: tuple[float, float]) -> float:
+        """The share of the time since `begun` that it waited."""
+        now = self.read()
+        return (now[1] - begun[1]) / max(now[0] - begun[0], 1e-9)
 
 
-def grown_bytes(sizes: list[int]) -> int:
-    """What the process never gives back: the least of the last quarter over that of the second.
+class AllocatorState(ctypes.Structure):
+    """`struct mallinfo2` of glibc, summed over its arenas."""
 
-    Keys and values of the requests that run come and go.
-    """
-    quarter = max(len(sizes) // 4, 1)
-    return min(sizes[-quarter:]) - min(sizes[quarter : 2 * quarter] or sizes)
+    _names = ("arena", "ordblks", "smblks", "hblks", "hblkhd", "usmblks", "fsmblks", "uordblks")
+    _fields_ = [(name, ctypes.c_size_t) for name in (*_names, "fordblks", "keepcost")]
 
 
-def arrivals() -> Iterator[float]:
+@dataclass(frozen=True)
+class Memory:
+    """What a process holds while it is idle."""
+
+    used: int  # bytes in use of the C allocator, which holds tensors
+    objects: int  # blocks in use of the allocator of Python
+    resident: int  # bytes of the process, without those that its allocator can give back
+
+    @classmethod
+    def measure(cls) -> Memory:
+        gc.collect()
+        used = 0
+        with suppress(OSError, AttributeError):
+            libc = ctypes.CDLL("libc.so.6")
+            libc.malloc_trim(0)
+            libc.mallinfo2.restype = AllocatorState
+            state = libc.mallinfo2()
+            used = state.uordblks + state.hblkhd
+        pages = int(Path("/proc/self/statm").read_text().split()[1])
+        return cls(used, sys.getallocatedblocks(), pages * os.sysconf("SC_PAGESIZE"))
+
+    def find_growth(self, before: Memory, requests: int) -> str | None:
+        """What grew more than so many requests may let it, since `before`."""
+        found = {
+            "bytes in use": (self.used - before.used, MAX_USED_GROWTH * (FREE_GROWTH + requests)),
+            "objects": (
+                self.objects - before.objects,
+                MAX_OBJECT_GROWTH * (FREE_GROWTH + requests),
+            ),
+            "bytes of the process": (self.resident - before.resident, MAX_GROWTH),
+        }
+        grown = [f"{name} grew by {by}" for name, (by, limit) in found.items() if by > limit]
+        return "; ".join(grown) or None
+
+    def __str__(self) -> str:
+        return (
+            f"{self.used / 2**20:.1f} of {self.resident >> 20} MiB in use, {self.objects} objects"
+        )
+
+
+def arrivals() -> list[float]:
     """Seconds from the start at which requests are sent: all at once, or a Poisson process."""
     if not SECONDS:
-        yield from (0.0 for _ in range(COUNT))
-        return
-    choose, at = random.Random(0), 0.0
+        return [0.0] * COUNT
+    choose, times, at = random.Random(0), list[float](), 0.0
     while (at := at + choose.expovariate(RATE)) < SECONDS:
-        yield at
+        times.append(at)
+    return times
 
 
-def run_load(load: Load) -> list[int]:
-    """Send all requests; returns the memory of the process as time goes by."""
-    left, sizes, lock = enumerate(arrivals()), list[int](), threading.Lock()
+def split_load(times: list[float]) -> list[list[tuple[int, float]]]:
+    """Parts of a load: the numbers of their requests, and seconds from the start of the part."""
+    numbered = list(enumerate(times))
+    bounds = [len(times) * part // PARTS for part in range(PARTS + 1)]
+    parts = [numbered[low:high] for low, high in pairwise(bounds)]
+    return [[(seed, at - part[0][1]) for seed, at in part] for part in parts]
+
+
+def run_part(load: Load, part: list[tuple[int, float]]) -> Memory:
+    """Send requests; returns the memory of the process once they have ended."""
+    left, lock = iter(part), threading.Lock()
     start = time.monotonic()
 
     def work() -> None:
         while True:
             with lock:
                 seed, at = next(left, (None, 0.0))
-                if seed is not None and seed % 5 == 0:
-                    sizes.append(resident_bytes())
             if seed is None:
                 return
             time.sleep(max(start + at - time.monotonic(), 0))
             load.run(seed)
 
     run_threads([threading.Thread(target=work) for _ in range(CLIENTS)])
-    return sizes
+    wait_until(load.server.is_idle, 120)
+    time.sleep(2 * HANG_S)  # connections that hang
+    return Memory.measure()
 
 
 def inject_memory_faults(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -248,24 +329,23 @@ def inject_memory_faults(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(7200)
 def test_a_mixed_load_with_faults(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mmspec.serving.limits.MAX_READ_S", 2)
+    monkeypatch.setattr("mmspec.serving.limits.MAX_READ_S", HANG_S)
+    limit_arenas()
     loaded = load_models(MODEL, "vlm", None, ["coupled"])
     server = Server(make_served(loaded, options(max_requests=6, max_queue=4)))
     load = Load(server)
     inject_memory_faults(monkeypatch)
     start, used = time.monotonic(), time.process_time()
-    sizes = run_load(load)
-    wait_until(server.is_idle)
-    sizes.append(resident_bytes())
+    parts = split_load(arrivals())
+    sizes = [run_part(load, part) for part in parts]
     share = (time.process_time() - used) / (time.monotonic() - start)
     counters, outcomes = server.engine.counters, load.outcomes
     server.close()
-    count = sum(1 for _ in arrivals())
-    shown = [size >> 20 for size in sizes[:: max(len(sizes) // 40, 1)]]
+    count = sum(map(len, parts))
+    shown = "\n".join(map(str, sizes))
     sys.stderr.write(
         f"\n{count} requests in {time.monotonic() - start:.0f} s, {share:.0%} of a core: "
-        f"{dict(outcomes)}\n{counters}\n"
-        f"memory {shown} MiB, {grown_bytes(sizes) >> 20} MiB kept\n"
+        f"{dict(outcomes)}\n{counters}\n{shown}\n"
     )
     assert not load.wrong
     assert sum(outcomes.values()) == count
@@ -275,4 +355,20 @@ def test_a_mixed_load_with_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     assert counters.refused >= outcomes["refused"]
     assert counters.completed >= sum(outcomes[kind] for kind in GOOD) + load.num_first
     assert counters.restarted or count < MIN_LOAD
-    assert grown_bytes(sizes) < MAX_GROWTH or count < MIN_LOAD
+    rest = sum(map(len, parts[PARTS // 3 :]))
+    assert count < MIN_LOAD or sizes[-1].find_growth(sizes[PARTS // 3 - 1], rest) is None
+
+
+@pytest.mark.slow
+def test_what_requests_leave_behind_is_found() -> None:
+    """A tensor, or a few objects, that each of many requests would leave."""
+    count = 4 * FREE_GROWTH
+    before = Memory.measure()
+    assert Memory.measure().find_growth(before, count) is None
+    tensors = [torch.zeros(512) for _ in range(count)]
+    assert "bytes in use" in str(Memory.measure().find_growth(before, count))
+    del tensors
+    lists = [[index, [index]] for index in range(count)]
+    assert "objects" in str(Memory.measure().find_growth(before, count))
+    del lists
+    assert Memory.measure().find_growth(before, count) is None

@@ -312,6 +312,13 @@ def test_a_late_request_is_504(loaded: LoadedModels) -> None:
         with pytest.raises(openai.APIStatusError, match="in time") as caught:
             server.chat(**LONG)
         assert caught.value.status_code == 504
+        assert "of at most 300 tokens" in str(caught.value)
+        impatient = server.client.with_options(max_retries=2)
+        with pytest.raises(openai.APIStatusError, match="in time"):
+            impatient.chat.completions.create(
+                model=MODEL, messages=question(), max_tokens=300, extra_body=LONG["extra_body"]
+            )
+        assert server.engine.counters.submitted == 2  # the client does not send it again
 
 
 @pytest.mark.parametrize("body", [b"{", b"[1]", b"\xff\xfe", b"[" * 100_000], ids=range(4))
