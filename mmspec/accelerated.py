@@ -19,7 +19,7 @@ import numpy as np
 import torch
 
 from mmspec.decode import decode
-from mmspec.draft import Round
+from mmspec.draft import Draft, Round
 from mmspec.errors import check_number, is_integer, is_of_library, library_message
 from mmspec.modality import Call, Modality, Session, View
 from mmspec.recipe import Recipe
@@ -291,6 +291,14 @@ class RequestLoop:
 
     def report(self, stats: Stats) -> None:
         self.reported = stats
+
+    def show(self, round_: Round, draft: Draft, states: Any) -> None:
+        """Show a round of a run without this loop; `states` decodes its states, for traces."""
+        self.has_rounds = True
+        if self.trace is not None:
+            self.trace.show(round_, draft, states)
+        for observer in self.observers:
+            observer(round_)
 
 
 class PartialOutput:

@@ -20,7 +20,7 @@ from mmspec.errors import unknown_message
 if TYPE_CHECKING:
     from mmspec.accelerated import Accelerated
     from mmspec.decode import Parts, RequestLike
-    from mmspec.draft import Round
+    from mmspec.draft import Draft, Round
     from mmspec.recipe import Recipe
     from mmspec.stats import CompileLog, Stats
 
@@ -177,6 +177,7 @@ class Loop(Protocol):
     def __call__(self, call: Call) -> Iterator[Round]: ...
     def stats(self) -> Stats: ...  # of this request so far
     def report(self, stats: Stats) -> None: ...  # of a request that did not use the loop
+    def show(self, round_: Round, draft: Draft, states: Any) -> None: ...  # a round of such a one
 
 
 class Session(Protocol):
@@ -397,4 +398,3 @@ class Measures(Protocol):
 
         Raises ValueError for a recipe that cannot be tested here.
         """
-        ...

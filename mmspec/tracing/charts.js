@@ -87,7 +87,8 @@ function addAcceptance() {
     svg.setAttribute("aria-label", "Accepted at " + (shares.join(", ") || "no position yet"));
     place.replaceChildren(make("div", { style: "overflow-x:auto" }, svg));
     const mean = drafts ? 1 + accepted / drafts : 1;
-    sum.textContent = `Up to this round: ${drafts} rounds with a draft, ${accepted} drafted tokens accepted, mean acceptance length ${number(mean)} (with the target's own token).`;
+    const length = data.views.denoising && data.views.denoising.checks ? "" : `, mean acceptance length ${number(mean)} (with the target's own token)`;
+    sum.textContent = `Up to this round: ${drafts} rounds with a draft, ${accepted} drafted tokens accepted${length}.`;
   });
 }
 

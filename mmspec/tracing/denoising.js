@@ -6,8 +6,14 @@ function addDenoising() {
   const W = Math.max(7, Math.min(24, 860 / n)), H = Math.max(4, Math.min(18, 560 / steps)), L = 92;
   const signs = { accepted: "\u2713", refused: "\u2717", unread: "\u00b7", own: "\u25cf" };
   const place = make("div", { class: "scroll", style: "max-height:640px", tabindex: 0, role: "group", "aria-label": "Steps by round" }), strip = make("div", { class: "strip" }), facts = make("p", {});
-  const legend = make("ul", { class: "legend" }, make("li", {}, swatch("bar accepted"), "\u2713 proposed and accepted"), make("li", {}, swatch("bar refused"), "\u2717 proposed and refused"),
-    make("li", {}, swatch("bar unread"), "\u00b7 proposed behind a refused one"), make("li", {}, swatch("bar own"), "\u25cf the network's own"));
+  const names = view.checks
+    ? [["accepted", "forecast and used"], ["refused", "forecast, found wrong and computed"], ["own", "computed"]]
+    : [["accepted", "proposed and accepted"], ["refused", "proposed and refused"], ["unread", "proposed behind a refused one"], ["own", "the network's own"]];
+  const words = Object.fromEntries(names), legend = make("ul", { class: "legend" }, ...names.map(([status, text]) => make("li", {}, swatch("bar " + status), signs[status] + " " + text)));
+  const errorOf = (step) => {
+    const found = view.checks && view.checks[state.row][step];
+    return found ? `, error ${number(found[0])}` + (found[1] === null ? "" : `, allowed ${number(found[1])}`) : "";
+  };
   addView("denoising", "Denoising steps", "A row per timestep from noise (top) to the image, a column per round. " +
     (view.note ? " " + view.note : ""), strip, legend, place, facts);
   let columns = [], shownRow = -1;
@@ -29,7 +35,7 @@ function addDenoising() {
       for (const [step, status] of marksOf(round, row)) slots.set(step, [...(slots.get(step) || []), status]);
       for (const [step, list] of slots) list.forEach((status, index) => {
         const wide = (W - 2) / list.length, x = L + round * W + 1 + index * wide, y = 25 + (step - 1) * H;
-        group.append(draw("rect", { class: "bar " + status, x, y, width: Math.max(wide - 1, 1), height: Math.max(H - 2, 1) }, draw("title", {}, `round ${rounds[round].round}, ${label(step)}: ${status === "own" ? "the network's own" : WORDS[status]}`)));
+        group.append(draw("rect", { class: "bar " + status, x, y, width: Math.max(wide - 1, 1), height: Math.max(H - 2, 1) }, draw("title", {}, `round ${rounds[round].round}, ${label(step)}: ${words[status]}${status === "own" ? "" : errorOf(step)}`)));
         if (H >= 11 && wide >= 9) group.append(draw("text", { class: "sign", x: x + wide / 2, y: y + H / 2 + 3, "text-anchor": "middle", "aria-hidden": "true" }, signs[status]));
       });
       group.addEventListener("click", () => showRound(round));
@@ -47,6 +53,8 @@ function addDenoising() {
     const { starts } = tokens[state.row], done = starts[round] + rounds[round].rows[state.row].text.length;
     for (const one of strip.children) one.classList.toggle("later", Number(one.dataset.step) > done);
     const marks = marksOf(round, state.row), name = (status) => marks.filter((one) => one[1] === status).map((one) => one[0]).join(", ") || "none";
-    facts.textContent = `Round ${rounds[round].round}: steps accepted ${name("accepted")}; refused ${name("refused")}; the network's own ${name("own")}. ${done} of ${steps} steps done after ${callsUntil(round)} calls.`;
+    const list = names.filter(([status]) => status !== "unread").map(([status, text]) => `${text} ${name(status)}`).join("; ");
+    const checked = marks.filter((one) => one[1] !== "own").map(([step]) => errorOf(step)).join("");
+    facts.textContent = `Round ${rounds[round].round}: steps ${list}${checked}. ${done} of ${steps} steps done after ${callsUntil(round)} calls.`;
   });
 }

@@ -11,7 +11,9 @@ function addSound() {
     const own = view.rows[row], audio = make("audio", { controls: "", src: own.wav, preload: "auto", "aria-label": "The generated sound" });
     const x = (seconds) => L + (seconds / (own.seconds || 1)) * (R - L);
     const svg = draw("svg", { class: "wide", viewBox: `0 0 ${W} 330`, role: "img", "aria-label": `Sound of ${number(own.seconds)} seconds` });
-    const mid = 50, wave = own.peaks.map(([low, high], index) => {
+    const mid = 50, wave = own.peaks.map((peak, index) => {
+      const before = own.peaks[index - 1] || peak; // bars touch, also where each is one sample
+      const low = Math.min(peak[0], before[1]), high = Math.max(peak[1], before[0]);
       const at = (L + (index / own.peaks.length) * (R - L)).toFixed(1);
       return `M${at},${(mid - 44 * high).toFixed(1)}V${(mid - 44 * low + .5).toFixed(1)}`;
     }).join("");

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmspec import registry
 from mmspec.compressors.contract import KEPT
-from mmspec.draft import Round
+from mmspec.draft import Draft, Round
 from mmspec.modality import Call, Modality
 from mmspec.stats import Stats
 from mmspec.targets.tokens.context import Request
@@ -58,6 +58,7 @@ class Trace:
         self.about: Json | None = None  # the header, but for what the rounds hold
         self.known_rounds: list[Json] | None = None
         self.call: Call | None = None  # the latest one of the loop
+        self.states: Any = None  # what decodes the states of a denoising chain
         self.depict: Callable[[], Json] | None = None  # makes the views, once
         self.kept: list[Any] = []  # images of draft models, and what compressors left of them
 
@@ -165,11 +166,17 @@ class Trace:
     def follow(self, call: Call) -> Call:
         """The call with its rounds watched; a request may be several."""
         self.recorder.begin_part()
-        self.call, request = call, call.request
+        self.call, self.states, request = call, call.states, call.request
         if isinstance(request, Request):
             request = replace(request, shared={**request.shared, KEPT: self.kept})
         parts = replace(call.parts, watch=self.recorder.watch)
         return replace(call, parts=parts, request=request)
+
+    def show(self, round_: Round, draft: Draft, states: Any) -> None:
+        """Record a round of a run without the loop; `states` decodes its states."""
+        self.states = states
+        self.recorder.watch(draft, None, round_, lambda: None)
+        self.recorder.add(round_)
 
     def add(self, round_: Round) -> None:
         """Record a round that has ended."""

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from einops import rearrange
 
-from mmspec.modalities.diffusion.runners import call_seeded
+from mmspec.modalities.diffusion.forecast_runner import call_seeded
 
 INK = 0.1  # of the range: the least difference from the background
 

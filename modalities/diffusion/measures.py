@@ -21,13 +21,13 @@ from mmspec.bench.workload import repeat_prompts
 from mmspec.modalities.common import measures
 from mmspec.modalities.diffusion import row_costs
 from mmspec.modalities.diffusion.certificates import certify
+from mmspec.modalities.diffusion.forecast_runner import ForecastRunner
 from mmspec.modalities.diffusion.image_distance import (
     compare_images,
     generate_reference,
     output_images,
 )
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modalities.diffusion.runners import ForecastRunner
 from mmspec.modality import Quality, Runner, RunResult, RunResults, Selection, Speculative, Workload
 
 __all__ = ["certify", "workload"]

@@ -17,8 +17,9 @@ from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.denoising.window import Window
 from mmspec.errors import check_number, format_value, unknown_message
 from mmspec.modalities.diffusion.accelerated import AcceleratedPipeline
+from mmspec.modalities.diffusion.forecast_runner import ForecastRunner
 from mmspec.modalities.diffusion.network import Network
-from mmspec.modalities.diffusion.runners import ChainRunner, ForecastRunner
+from mmspec.modalities.diffusion.runners import ChainRunner
 from mmspec.modalities.diffusion.stochastic_sampler import StochasticSampler, make_stochastic
 from mmspec.modality import Loop, Session
 from mmspec.models.loading import load_pipeline
@@ -46,7 +47,7 @@ class PipelineSession(Session):
     (one per image: its noise depends on seed and id only, not on its batch), and `eta` or `churn`,
     which make a deterministic scheduler draw noise. The initial noise comes from `seed` too, unless
     `latents` or `generator` is given. Recipes that forecast network outputs keep the pipeline's
-    loop: they have no rounds to observe or to stream.
+    loop; every step of it is shown as a round.
     """
 
     interface = AcceleratedPipeline

@@ -1,13 +1,11 @@
-"""Run a diffusers pipeline with a recipe.
+"""Run a diffusers pipeline with a recipe that samples chains.
 
-`ChainRunner` samples the latents in speculative rounds instead of the pipeline's loop;
-`ForecastRunner` keeps that loop and forecasts network outputs.
+The latents are sampled in speculative rounds instead of the pipeline's loop.
 """
 
 from __future__ import annotations
 
 import inspect
-import logging
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NoReturn
@@ -18,7 +16,6 @@ from torch import Tensor
 from mmspec.decode import Parts
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.drafters.denoising.window import Window
-from mmspec.drafters.forecast.attached import Statistics
 from mmspec.errors import check_number
 from mmspec.modalities.diffusion.network import (
     Network,
@@ -31,12 +28,8 @@ from mmspec.modalities.diffusion.step_callback import StepCallback, StepObserver
 from mmspec.modalities.diffusion.tracing import StateDecoder
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, pair, resolve
-from mmspec.stats import forecast_stats
 from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget
 from mmspec.targets.stop import Stop
-
-log = logging.getLogger("mmspec")
-MAX_FORECAST_WORK = 0.5  # of a full step, without a warning
 
 
 class ChainRunner:
@@ -213,72 +206,3 @@ def _prepare_draft_call(
     except _DraftPrepared as prepared:
         return prepared.opening
     raise AssertionError("the draft pipeline never reached its loop")
-
-
-class ForecastRunner:
-    """A pipeline whose network outputs are forecast by a recipe; there are steps but no rounds.
-
-    Statistics count a full step as a target call, an unverified forecast as an accepted draft, and
-    a rejected forecast as a rejected draft.
-    """
-
-    own = ("seed",)
-    sees = "nothing"
-
-    def __init__(self, pipe: Any, recipe: Recipe) -> None:
-        kit = Kit(pipe, None, recipe.execution, recipe.sees, None, recipe.options)
-        self.pipe, self.recipe, self.warned = pipe, recipe, False
-        self.forecasting = recipe.architecture(kit).under(resolve(recipe.verifier, kit))
-
-    def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
-        """The pipeline's output. Raises ValueError if rounds are observed or streamed."""
-        seed = own["seed"]
-        if loop.is_watched:
-            raise ValueError(
-                f"recipe {self.recipe.name or 'custom'!r} runs the pipeline's own loop and has no "
-                "rounds to show; drop on_round=, trace= and stream(), or use a recipe that samples "
-                "chains, such as 'asd'"
-            )
-        if seed is not None and given.get("generator") is not None:
-            raise ValueError("seed= and generator= both set the noise; give one of them")
-        detach = self.forecasting.attach(self.pipe, count_images(given))
-        try:
-            output = self.pipe(**given) if seed is None else call_seeded(self.pipe, given, seed)
-        finally:
-            detach()
-        self._report(detach.statistics, loop)
-        return output
-
-    def _report(self, done: Statistics, loop: Loop) -> None:
-        """Report the statistics; warn once if forecasts leave most of the network's work."""
-        name = self.recipe.name or "custom"
-        counts = (done.full, done.forecast, done.rejected, done.errors, done.skipped_work)
-        loop.report(forecast_stats(name, *counts))
-        if self.warned:
-            return
-        if done.full > 1 and not done.forecast:
-            self.warned = True
-            log.warning(
-                "%r forecast nothing in this call (%d steps in full, %d forecasts rejected), so "
-                "this is the pipeline itself; raise the threshold or interval, or sample more "
-                "steps than the warm-up (`mmspec show %s` lists the options)",
-                *(name, done.full, done.rejected, name),
-            )
-        elif done.forecast_work > MAX_FORECAST_WORK:
-            self.warned = True
-            log.warning(
-                "a forecast step of this network still computes %.0f %% of the operations of a "
-                "full step, outside of the layers that %r skips; the recipe taylorseer with "
-                "lite=True skips the whole network",
-                *(100 * done.forecast_work, name),
-            )
-
-
-def call_seeded(pipe: Any, given: Mapping[str, Any], seed: int) -> Any:
-    """Call a pipeline with all of its noise drawn from `seed`.
-
-    Also seeds the global generator during the call, because some schedulers use it.
-    """
-    with torch.random.fork_rng(range(torch.cuda.device_count())):
-        torch.manual_seed(int(seed))
-        return pipe(**{**given, "generator": torch.Generator().manual_seed(int(seed))})

@@ -10,9 +10,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from mmspec.modalities.diffusion.forecast_states import ForecastStates
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.pipeline_trace import NoiseOptions, run_pipeline
 from mmspec.tracing.media import image_uri
+from mmspec.tracing.recorder import round_digits
 
 MOST_STATES, SIDE = 8, 192  # states that are decoded, and their pixels
 RETURNS = {"output_type": "pil", "return_dict": True}  # of a decoding, whatever the call asked for
@@ -56,10 +58,10 @@ class StateDecoder:
 
 @torch.no_grad()
 def depict(session: Any, output: Any, trace: Any) -> dict[str, Any]:
-    """The view `denoising` of sampled chains; nothing for forecasts, which have no rounds."""
-    if trace.call is None or trace.call.states is None:
+    """The view `denoising`: of sampled chains, or of the steps of a pipeline with forecasts."""
+    decoder, kept = trace.states, trace.recorder.states
+    if decoder is None or not kept:
         return {}
-    decoder, kept = trace.call.states, trace.recorder.states
     picked = [_spread(sorted(row)) for row in kept]
     latents: list[list[dict[str, Any]]] = [[] for _ in kept]
     for steps in zip(*picked, strict=False):
@@ -68,11 +70,23 @@ def depict(session: Any, output: Any, trace: Any) -> dict[str, Any]:
         for own, step, image in zip(latents, steps, images or (), strict=False):
             own.append({"step": step, "image": image_uri(image, SIDE)})
     timesteps = [round(float(one), 1) for one in decoder.timesteps]
-    note = "" if any(latents) else "Its states are not images and are not shown."
-    steps = trace.call.parts.stop.max_new_tokens
-    shown = timesteps[:steps] if len(timesteps) >= steps else None
+    steps = max(len(row) for row in trace.list_tokens())
+    view = {
+        "steps": steps,
+        "timesteps": timesteps[:steps] if len(timesteps) >= steps else None,
+        "latents": latents,
+        "note": "" if any(latents) else "Its states are not images and are not shown.",
+    }
+    if isinstance(decoder, ForecastStates):
+        view["checks"] = [_list_checks(row) for row in decoder.checks]
+    return {"denoising": view}
+
+
+def _list_checks(row: Mapping[int, tuple[float, float | None]]) -> dict[str, list[Any]]:
+    """The error of each checked forecast and its limit, by step; None where not finite."""
     return {
-        "denoising": {"steps": steps, "timesteps": shown, "latents": latents, "note": note},
+        str(step): [None if one is None else round_digits(one) for one in pair]
+        for step, pair in row.items()
     }
 
 

@@ -12,7 +12,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from mmspec.draft import Round
+from mmspec.draft import Draft, Round
 from mmspec.modalities.speech import sound
 from mmspec.modalities.speech.codecs import Codec, CodecStream
 from mmspec.modality import Call, Loop
@@ -99,6 +99,9 @@ class SpeechLoop:
 
     def report(self, stats: Stats) -> None:
         self.loop.report(stats)
+
+    def show(self, round_: Round, draft: Draft, states: Any) -> None:
+        self.loop.show(round_, draft, states)
 
     def partial(self, tokens: Sequence[Sequence[Any]]) -> list[Tensor]:
         """The final samples of the tokens so far, per row (S,)."""

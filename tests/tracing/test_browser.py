@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 import mmspec
 from mmspec import zoo
+from mmspec.modalities.speech.frames import tiny_models
 from mmspec.tracing.page import write_page
 from mmspec.zoo import language
 from tests.tracing.records import make_header, make_rounds
@@ -113,6 +116,23 @@ def trace_steps() -> mmspec.Trace:
     return trace
 
 
+def trace_forecasts() -> mmspec.Trace:
+    trace = mmspec.Trace()
+    fast = mmspec.accelerate("zoo:diffusion", "speca", base=0.5, floor=0.25)
+    fast(["a large red circle", "a small blue star"], num_inference_steps=20, seed=0, trace=trace)
+    return trace
+
+
+def trace_frames(name: str) -> mmspec.Trace:
+    """Two texts of different length to a tiny model of frames of several codebooks."""
+    model, small = (tiny_models.MODELS[name](seed, layers) for seed, layers in ((0, 2), (1, 1)))
+    ids = torch.tensor([[0, 0, 4, 5], [6, 7, 8, 9]])
+    trace, how = mmspec.Trace(), {"temperature": 1.0, "top_k": 0, "seed": 5, "max_new_tokens": 20}
+    fast = mmspec.accelerate(model, "frame-coupled", drafter=small)
+    fast.synthesize(input_ids=ids, attention_mask=(ids > 0).long(), **how, trace=trace)
+    return trace
+
+
 def trace_sound() -> mmspec.Trace:
     trace = mmspec.Trace()
     fast = mmspec.accelerate("zoo:codec-lm", "coupled", drafter="zoo:codec-lm-drafter")
@@ -136,7 +156,10 @@ TRACES: dict[str, tuple[Callable[[], mmspec.Trace], set[str]]] = {
     "tree": (lambda: trace_text("dynamic-tree", compressor="attn-topk:keep=0.3"), TEXT | {"kept"}),
     "picture": (trace_picture, TEXT | {"picture"}),
     "steps": (trace_steps, TEXT - {"text", "race"} | {"denoising"}),
+    "forecasts": (trace_forecasts, TEXT - {"text", "race"} | {"denoising"}),
     "sound": (trace_sound, TEXT | {"sound"}),
+    "delayed frames": (partial(trace_frames, "delay"), TEXT | {"sound"}),
+    "frames by depth": (partial(trace_frames, "depth"), TEXT | {"sound"}),
     "actions": (trace_actions, TEXT | {"actions"}),
 }
 

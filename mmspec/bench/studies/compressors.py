@@ -17,7 +17,7 @@ from mmspec.bench.row import Row
 from mmspec.compressors import COMPRESSORS, describe, parse_compressor
 from mmspec.compressors.contract import OF_ROBOTS, Compressed, Compressor, Features, Shape
 from mmspec.decode import GuardedDrafter
-from mmspec.draft import Round
+from mmspec.draft import Draft, Round
 from mmspec.modality import Call, Workload
 from mmspec.stats import Stats
 
@@ -201,3 +201,6 @@ class _KvSizeRun:
 
     def report(self, stats: Stats) -> None:
         self.run.report(stats)
+
+    def show(self, round_: Round, draft: Draft, states: Any) -> None:
+        self.run.show(round_, draft, states)

@@ -10,6 +10,21 @@ from torch import nn
 from mmspec.drafters.forecast.work import PassWork
 
 
+@dataclass(frozen=True)
+class NetworkCall:
+    """How one call of a network made its output: an entry per group of rows that is judged alone.
+
+    With one group for all rows there is one entry.
+    """
+
+    forecast: tuple[bool, ...]  # whether a forecast was made
+    computed: tuple[bool, ...]  # whether the output was computed; with a forecast: it was rejected
+    errors: tuple[float | None, ...]  # of the forecasts that were checked
+    limit: float | None  # of those errors; None = not known
+    start: float  # `perf_counter()`
+    seconds: tuple[float, float]  # of the forecast, and of computing
+
+
 @dataclass
 class Statistics:
     """Numbers of steps, counted per sample and per call of the network within a step."""
@@ -21,11 +36,19 @@ class Statistics:
     passes: int = 0  # of plain sampling, where the work of a pass was counted
     work: float = 0.0  # in full passes, of those
     forecast_work: float = 0.0  # of the most expensive pass by forecast, in full passes
+    calls: list[NetworkCall] = field(default_factory=list)  # in their order
 
     @property
     def skipped_work(self) -> float | None:
         """Share of the work of plain sampling that was not computed; None if not counted."""
         return 1 - self.work / self.passes if self.passes else None
+
+    def add_call(self, call: NetworkCall) -> None:
+        """Count one call of a network."""
+        self.calls.append(call)
+        self.full += sum(call.computed)
+        self.forecast += len(call.computed) - sum(call.computed)
+        self.rejected += sum(a and b for a, b in zip(call.forecast, call.computed, strict=True))
 
     def add_work(self, work: PassWork | None, full: float, forecast: bool, checked: bool) -> None:
         """Count one step: the share of rows computed in full, and a pass by forecast before."""

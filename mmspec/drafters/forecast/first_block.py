@@ -11,6 +11,7 @@ import inspect
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
 from diffusers.hooks import FirstBlockCacheConfig, HookRegistry, apply_first_block_cache
@@ -19,7 +20,7 @@ from diffusers.hooks.first_block_cache import _FBC_BLOCK_HOOK, _FBC_LEADER_BLOCK
 from diffusers.hooks.hooks import CacheContext, _set_cache_context
 from torch import nn
 
-from mmspec.drafters.forecast.attached import AttachedNetworks, Statistics
+from mmspec.drafters.forecast.attached import AttachedNetworks, NetworkCall, Statistics
 from mmspec.drafters.forecast.compiled import unwrap_compiled
 from mmspec.drafters.forecast.features import ForwardOverride, is_overridden, transformer_blocks
 from mmspec.drafters.forecast.steps import StepClock, check_finite, networks_of, time_of
@@ -98,6 +99,7 @@ class CachedNetwork:
                 delattr(module, name)
 
     def _call(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        start = perf_counter()
         arguments = self._signature.bind(*args, **kwargs).arguments
         step = self._clock.step_at(time_of(arguments))
         self._ordinal = self._ordinal + 1 if step == self._step else 0
@@ -114,8 +116,10 @@ class CachedNetwork:
         computed = bool(self._shared.get_state().should_compute)
         work = self._work.get(self._ordinal)
         self.statistics.add_work(work, computed, not computed, False)
-        self.statistics.full += computed
-        self.statistics.forecast += not computed
+        spent = perf_counter() - start
+        seconds = (0.0, spent) if computed else (spent, 0.0)
+        made = ((not computed,), (computed,), (None,), None)
+        self.statistics.add_call(NetworkCall(*made, start, seconds))
         return output
 
     def _run(self, call: Callable[[], Any]) -> Any:

@@ -17,12 +17,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
+from time import perf_counter
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
 
-from mmspec.drafters.forecast.attached import AttachedNetworks, Statistics
+from mmspec.drafters.forecast.attached import AttachedNetworks, NetworkCall, Statistics
 from mmspec.drafters.forecast.compiled import (
     check_layers,
     compiler_of,
@@ -203,6 +204,7 @@ class Attachment:
 
     def _network(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """The forward of the network: one step of one series."""
+        start = perf_counter()
         call = self._signature.bind(*args, **kwargs)
         if self._is_compiled:  # as a whole, or its layers one by one
             original = copy_output(original) if self._forecasts_output else self._inner
@@ -212,6 +214,7 @@ class Attachment:
         series = self._current = self._find(call.arguments)
         schedule, progress = self._gate.schedule, self._step / max(self._steps(), 1)
         full = [schedule.needs_full_step(past, progress) for past in series.pasts]
+        drafted, limit = [not one for one in full], None
         output: Any = None
         errors: list[float | None] = [None] * len(full)
         is_forecast, self._checks = not all(full), False
@@ -220,11 +223,11 @@ class Attachment:
                 not f and schedule.is_checked(p) for f, p in zip(full, series.pasts, strict=True)
             ]
             output, errors = self._by_forecast(whole, checked)
+            limit = schedule.threshold(progress)
             if self._gate.rollback:
-                limit = schedule.threshold(progress)
                 bad = [error is not None and error > limit for error in errors]
-                self.statistics.rejected += sum(bad)
                 full = [a or b for a, b in zip(full, bad, strict=True)]
+        middle = perf_counter() if is_forecast else start
         if any(full):
             output = self._in_full(original, call, whole, full, output)
         check_finite(output, self._step)
@@ -233,8 +236,9 @@ class Attachment:
             for past, f, error in zip(series.pasts, full, errors, strict=True)
         ]
         self.statistics.add_work(series.work, sum(full) / len(full), is_forecast, self._checks)
-        self.statistics.full += sum(full)
-        self.statistics.forecast += len(full) - sum(full)
+        spent = (middle - start, perf_counter() - middle)
+        made = (tuple(drafted), tuple(full), tuple(errors), limit)
+        self.statistics.add_call(NetworkCall(*made, start, spent))
         return output
 
     def _find(self, arguments: dict[str, Any]) -> CallSeries:

@@ -20,7 +20,7 @@ from transformers.modeling_outputs import BaseModelOutput
 from transformers.models.whisper.generation_whisper import WhisperGenerationMixin
 
 from mmspec import _hf, _hf_cache
-from mmspec.draft import Round
+from mmspec.draft import Draft, Round
 from mmspec.errors import check_flag, check_number, format_value
 from mmspec.modalities.common.text_generation import TextGenerator
 from mmspec.modality import Call, Loop
@@ -118,6 +118,9 @@ class _RoundCounter:
 
     def report(self, stats: Stats) -> None:
         self.loop.report(stats)
+
+    def show(self, round_: Round, draft: Draft, states: Any) -> None:
+        self.loop.show(round_, draft, states)
 
 
 class _WindowHook:
