@@ -190,18 +190,25 @@ def _is_separate(one: Thing, other: Thing) -> bool:
 def _plain(seed: int) -> Scene:
     generator = np.random.default_rng(seed)
     count = 1 + int(generator.choice(len(_COUNT_PROBABILITIES), p=_COUNT_PROBABILITIES))
+    return sample_board(generator, count)
+
+
+def sample_board(
+    generator: np.random.Generator, count: int, digit_rate: float = _DIGIT_RATE
+) -> Scene:
+    """Sample a plain scene of `count` things, at most 9; a share of them are digits."""
     cells = sorted(int(c) for c in generator.choice(BOARD * BOARD, count, replace=False))
     things: list[Thing] = []
     for cell in cells:
-        thing = _thing(generator, cell)
+        thing = _thing(generator, cell, digit_rate)
         while any((t.colour, t.name) == (thing.colour, thing.name) for t in things):
-            thing = _thing(generator, cell)
+            thing = _thing(generator, cell, digit_rate)
         things.append(thing)
     return Scene(tuple(things))
 
 
-def _thing(generator: np.random.Generator, cell: int) -> Thing:
-    is_digit = generator.random() < _DIGIT_RATE
+def _thing(generator: np.random.Generator, cell: int, digit_rate: float) -> Thing:
+    is_digit = generator.random() < digit_rate
     digit = int(generator.integers(10))
     shape = SHAPES[generator.integers(len(SHAPES))]
     colour = COLOURS[generator.integers(len(COLOURS))]

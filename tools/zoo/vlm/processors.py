@@ -14,6 +14,7 @@ from transformers import (
 )
 
 from mmspec.zoo.clip_questions import clip_words
+from mmspec.zoo.requests import request_words
 from mmspec.zoo.scene_tensors import PIXELS
 from mmspec.zoo.tokenizer import vocabulary, word_tokenizer
 
@@ -50,8 +51,11 @@ _QWEN_CHAT = (
 )
 
 
-def llava_processor() -> ProcessorMixin:
-    """Build the processor of the LLaVA pair: 36 image tokens per image."""
+def llava_processor(**more: Any) -> ProcessorMixin:
+    """Build the processor of the LLaVA pair: 36 image tokens per image.
+
+    `more` are arguments of `word_tokenizer`.
+    """
     side = {"height": PIXELS, "width": PIXELS}
     image_processor = CLIPImageProcessor(
         size=side,
@@ -62,6 +66,7 @@ def llava_processor() -> ProcessorMixin:
     )
     tokenizer = word_tokenizer(
         _LLAVA_SPECIAL,
+        **more,
         bos_token="<bos>",
         eos_token="<eos>",
         pad_token="<pad>",
@@ -115,3 +120,10 @@ def clip_processor() -> ProcessorMixin:
     """Build the processor of the clip models: 36 tokens per two frames."""
     words = tuple(word for word in clip_words() if word not in vocabulary())
     return qwen_processor(more=words, model_max_length=2048)
+
+
+def request_processor(family: str) -> ProcessorMixin:
+    """Build the processor of a model that answers requests of six kinds."""
+    build = {"llava": llava_processor, "qwen2.5-vl": qwen_processor}[family]
+    words = tuple(word for word in request_words() if word not in vocabulary())
+    return build(more=words, model_max_length=1024)
