@@ -246,7 +246,7 @@ def pair(drafter: Drafter, verifier: Verifier, target: Any) -> Drafter:
             f"{type(verifier).__name__} verifies chains, but the drafter proposes trees; give "
             "length= instead of tree=, or another verifier"
         )
-    if drafter.uses_trees and not target.can_branch:
+    if drafter.uses_trees and not target.reads_trees:
         raise ValueError(
             f"{type(target.model).__name__} {target.obstacle}, so it reads chains only; give "
             "length= instead of tree="

@@ -18,6 +18,7 @@ import mmspec
 from mmspec.drafters.oracle import Oracle, RandomDrafter
 from mmspec.trees import Tree
 from tests import toys
+from tests.toys.texts import text
 
 Call = Callable[[], Any]
 Request = dict[str, Tensor]
@@ -123,12 +124,12 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         ["Block", "verifies chains", "length="],
     ),
     "tree on a recurrent model": (
-        lambda: fast("qwen3_5", drafter=small(), sees="nothing", tree=[2, 2]),
-        ["Qwen3_5ForConditionalGeneration", "recurrent state", "length="],
+        lambda: mmspec.accelerate(text("recurrent-gemma"), drafter=text("granite"), tree=[2, 2]),
+        ["RecurrentGemmaForCausalLM", "recurrent state", "length="],
     ),
     "tree of a model-free recipe on a recurrent model": (
-        lambda: fast("lfm2", recipe="token-recycling"),
-        ["Lfm2ForCausalLM", "recurrent state"],
+        lambda: mmspec.accelerate(text("recurrent-gemma"), recipe="token-recycling"),
+        ["RecurrentGemmaForCausalLM", "recurrent state"],
     ),
     "tree grown by a recurrent draft model": (
         lambda: fast("llama", drafter=toys.model("lfm2"), tree=[2, 2]),
@@ -606,7 +607,7 @@ def trees() -> list[Any]:
 @pytest.mark.parametrize("drafter", trees(), ids=lambda drafter: type(drafter).__name__)
 def test_a_tree_of_a_ready_made_drafter_is_refused_where_nothing_branches(drafter: Any) -> None:
     with pytest.raises(ValueError, match="recurrent state"):
-        mmspec.accelerate(toys.model("lfm2"), "coupled", drafter=drafter)
+        mmspec.accelerate(text("recurrent-gemma"), "coupled", drafter=drafter)
     with pytest.raises(ValueError, match="verifies chains"):
         mmspec.accelerate(small(), "block", drafter=drafter)
 

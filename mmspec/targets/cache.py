@@ -269,10 +269,29 @@ def _has_state(layer: Any) -> bool:
 
 def copy_state(layer: Any) -> State:
     """Copy the state of a layer. Raises ValueError for values of other types."""
-    held = vars(layer).items()
-    if isinstance(layer, SlotLayer):
-        held = {name: value for name, value in held if name not in _SLOTS}.items()
+    held = held_state(layer).items()
     return {name: _copy_value(value, f"{type(layer).__name__}.{name}") for name, value in held}
+
+
+def held_state(layer: Any) -> State:
+    """The state of a layer itself, not a copy."""
+    held = dict(vars(layer))
+    if isinstance(layer, SlotLayer):
+        held = {name: value for name, value in held.items() if name not in _SLOTS}
+    return held
+
+
+def repeat_state(state: State, rows: int) -> State:
+    """Copies of the state of one row for several rows."""
+    return {name: _repeat_value(value, rows) for name, value in state.items()}
+
+
+def _repeat_value(value: Any, rows: int) -> Any:
+    if isinstance(value, dict):
+        return {key: _repeat_value(one, rows) for key, one in value.items()}
+    if not isinstance(value, Tensor) or value.dim() < 2:
+        return value  # a counter or a setting
+    return value.repeat(rows, *[1] * (value.dim() - 1))
 
 
 def restore_state(layer: Any, state: State) -> None:

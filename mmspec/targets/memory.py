@@ -37,6 +37,7 @@ class TokenBlock:
     pads: tuple[int, ...] | None = None  # left padding per row, None = none anywhere
     num_preceding: int = 0
     embeds: Tensor | None = None  # (B, N, D) input embeddings in place of the draft tokens
+    is_chain: bool = True  # False = nodes have siblings
 
     @property
     def length(self) -> int:
@@ -62,6 +63,7 @@ class TokenBlock:
             None,
             self.num_preceding,
             None if self.embeds is None else self.embeds[index : index + 1],
+            self.is_chain,
         )
 
     def repeat_batch(self, times: int) -> TokenBlock:
@@ -75,7 +77,8 @@ class TokenBlock:
         pads = None if self.pads is None else self.pads * times
         embeds = None if self.embeds is None else self.embeds.repeat(times, 1, 1)
         layout = (repeat(self.depths), repeat(self.corner), self.waiting)
-        return TokenBlock(self.tokens.repeat(times, 1), *layout, pads, self.num_preceding, embeds)
+        own = (pads, self.num_preceding, embeds, self.is_chain)
+        return TokenBlock(self.tokens.repeat(times, 1), *layout, *own)
 
 
 def build_block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> TokenBlock:
@@ -100,12 +103,13 @@ def build_block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Ten
     if node_inputs is not None and node_inputs.relative_positions is not None:
         before = torch.arange(waiting, device=device).expand(len(tokens), -1)
         depths = torch.cat((before, waiting + node_inputs.relative_positions), 1)
+    is_chain = draft is None or draft.is_chain
     embeds = None if node_inputs is None else node_inputs.embeds
     if not short:
-        return TokenBlock(tokens, depths, corner, waiting, embeds=embeds)
+        return TokenBlock(tokens, depths, corner, waiting, embeds=embeds, is_chain=is_chain)
     pads = tuple(waiting - len(row) for row in pending)
     depths = depths - torch.tensor(pads, device=device)[:, None]
-    return TokenBlock(tokens, depths, corner, waiting, pads, embeds=embeds)
+    return TokenBlock(tokens, depths, corner, waiting, pads, embeds=embeds, is_chain=is_chain)
 
 
 class Memory:
@@ -137,6 +141,7 @@ class Memory:
         self.fixed: Any = None  # `FixedSlots`, where blocks are read by compiled graphs
         self.model_cache: Any = cache  # the one passed to the model; encoder-decoders wrap slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
+        self.forked: Any = None  # `ForkedRead` of a tree that recurrent layers have read
 
     @property
     def like(self) -> Tensor:
@@ -173,6 +178,23 @@ class Memory:
             self.cache.plan.low = max(min(self.lengths) - self.window + 1, 0)
         return positions, mask, queries
 
+    def place_step(self, block: TokenBlock) -> tuple[Tensor, Tensor]:
+        """Plan the slots of a chain of one row, as `generate()` places it.
+
+        For classes that take no positions, or use a mask in another way than a drafted block needs:
+        the model's own step of several tokens makes positions and mask. Row by row, since rows with
+        different numbers of tokens would need different masks.
+        Returns position_ids (1, q) and the padding mask (1, view).
+        """
+        start = self.lengths[0] + block.num_preceding
+        self.cache.plan_uniform(start, block.length)
+        positions = block.depths + self.rope[0]
+        if self.max_position is not None:
+            positions = positions.clamp_max(self.max_position)
+        seen = torch.ones(1, start + block.length, dtype=torch.int64, device=self.like.device)
+        seen[:, : self.padding[0]] = 0
+        return positions, seen
+
     def spread_axes(self, positions: Tensor) -> Tensor:  # (1 or B, q) -> (axes, B, q)
         """Positions on every rotary axis (M-RoPE); after an image these differ."""
         spread = positions.expand(self.axes, self.batch, -1)
@@ -201,16 +223,20 @@ class Memory:
     ) -> list[int]:
         """Commit the pending tokens and the accepted nodes of the last block, contiguously.
 
-        Returns the committed slots per row. A recurrent model commits all or nothing: its state is
-        restored where a node was rejected, and the accepted tokens stay pending (lazy replay).
+        Returns the committed slots per row. A recurrent model commits a chain as a whole or not at
+        all: its state is restored where a node was rejected, and the accepted tokens stay pending
+        (lazy replay). After a tree its state is advanced along the path (`ForkedRead`).
         """
-        if self.saved_state is not None and len(paths[0]) < nodes:
+        if self.forked is not None:
+            self.forked.replay(waiting[0] + (paths[0][-1] if paths[0] else -1))
+        elif self.saved_state is not None and len(paths[0]) < nodes:
             self.cache.restore(self.saved_state)
             return [0]
         if any(node != step for path in paths for step, node in enumerate(path)):
             self.cache.move(*self._moves(waiting, paths))
         kept = [wait + len(path) for wait, path in zip(waiting, paths, strict=True)]
         self.advance(kept)
+        self.forked = None
         return kept
 
     def _moves(

@@ -21,6 +21,7 @@ from mmspec.models.compatibility import check_pair, check_vocabulary_sizes
 from mmspec.models.loading import auto_class, register_own_model
 from mmspec.recipe import DraftModelKind
 from mmspec.targets.cache import SlotCache
+from mmspec.targets.readers.forked import can_fork, find_mixers
 from mmspec.targets.readers.reader import Reader
 
 
@@ -143,7 +144,8 @@ def _layers(model: Any) -> str:
 
 
 def _branches(model: Any) -> bool:
-    return SlotCache(model.config).can_branch
+    cache = SlotCache(model.config)
+    return cache.can_branch or can_fork(find_mixers(model.get_decoder()), cache)
 
 
 def _vocabulary(readers: Sequence[Reader]) -> Finding:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,7 +23,6 @@ from mmspec.targets.readers.reader import (
     USES,
     Family,
     Reader,
-    plan_step,
     replace_module,
     takes_masks,
     without_layers,
@@ -58,6 +58,7 @@ class Backbone(Reader):
 
     is_whole = True  # whether no layer is skipped
     compiled: CompiledBlocks | None = None  # what reads blocks, where `compile` asked for it
+    mixers: Mapping[int, nn.Module] = {}  # what updates recurrent states, by layer
 
     def __init__(self, model: Any, family: Family) -> None:
         self.model, self.family = model, family
@@ -86,6 +87,8 @@ class Backbone(Reader):
         if is_recurrent:
             state = "a recurrent state" if slots.is_slotted else "layers that compress or roll"
             self.obstacle = f"keeps {state}, one per branch of a tree would be needed"
+            self.mixers = _forked().find_mixers(self.decoder)
+            self.can_fork = _forked().can_fork(self.mixers, slots)
         self.last_position = last_position_of(self.config)
         self.border = RopeBorder.from_config(self.config)
         # without a mask transformers makes its own, which costs as much as masking a few layers:
@@ -170,7 +173,10 @@ class Backbone(Reader):
         if self.is_whole and vars(self.config) != self._seen:
             self._configure()
         elif self.is_whole:
-            self.decoder = self.model.get_decoder()
+            decoder = self.model.get_decoder()
+            if decoder is not self.decoder and self.mixers:
+                self.mixers = _forked().find_mixers(decoder)
+            self.decoder = decoder
             self.head = self.model.get_output_embeddings()
 
     def _memory(self, cache: SlotCache, end: PromptEnd, rows: slice) -> Memory:
@@ -213,13 +219,24 @@ class Backbone(Reader):
         self, memory: Memory, block: TokenBlock, hidden: bool = False
     ) -> tuple[Tensor, Tensor | None]:
         """`read` without compiled graphs."""
+        if self.can_fork and not block.is_chain:
+            memory.forked = _forked().ForkedRead(self.mixers, memory.cache, block)
+            with memory.forked:
+                return self._read_block(memory, block, hidden)
+        memory.forked = None
+        return self._read_block(memory, block, hidden)
+
+    def _read_block(
+        self, memory: Memory, block: TokenBlock, hidden: bool
+    ) -> tuple[Tensor, Tensor | None]:
         mask: Any
-        if memory.is_stepwise:
-            positions, mask = plan_step(memory, block)
+        is_step = memory.is_stepwise and block.is_chain
+        if is_step:
+            positions, mask = memory.place_step(block)
             mask = mask if self.is_step_masked else None
         else:
             positions, mask, queries = memory.place(block)
-            mask = self._masks(memory, mask, queries)
+            mask = self._masks(memory, mask, queries) if self.is_step_masked else None
         if memory.axes > 1:
             positions = memory.spread_axes(positions)
         arguments: dict[str, Any] = {
@@ -229,13 +246,13 @@ class Backbone(Reader):
             self.cache_name: memory.cache,
             "use_cache": True,
         }
-        is_counted = memory.is_stepwise and not memory.axes  # by the model
+        is_counted = is_step and not memory.axes  # by the model
         if ("position_ids" in self.names or not self.names) and not is_counted:
             arguments["position_ids"] = positions
         for name, value in memory.step_inputs.items():
             arguments[name] = spread(value, block.length)
         rows = block.length - max(block.waiting - 1, 0)
-        if self.family.is_direct and not memory.is_stepwise:
+        if self.family.is_direct and not is_step:
             states = self.decoder(**arguments).last_hidden_state
             states = states if rows == states.shape[1] else states[:, -rows:]
             return self.head(states), states if hidden else None
@@ -275,7 +292,7 @@ class Backbone(Reader):
         kinds = self.layer_kinds
         if mask is not None and self.is_masked_by_row:
             mask = mask.expand(memory.batch, -1, -1, -1)
-        if kinds == (FULL,) or mask is None:
+        if kinds == (FULL,) or mask is None or set(kinds) & _MIXED:
             return mask
         if kinds == (SLIDING,):
             return memory.mask_window(mask, queries)
@@ -297,6 +314,7 @@ class Backbone(Reader):
         twin = copy.copy(self)
         twin.is_whole, twin.compiled = False, None
         twin.decoder = without_layers(self.decoder, skip, depth)
+        twin.mixers = _forked().find_mixers(twin.decoder) if self.mixers else {}
         if not self.family.is_direct:
             twin.model = replace_module(_hf.unwrap_compiled(self.model), self.decoder, twin.decoder)
         return twin
@@ -314,6 +332,11 @@ class PromptEnd:
     is_stepwise: bool  # whether the model makes positions and masks
     gaps: Tensor | None  # (B, L) 0 = masked, if tokens inside are
     sizes: Tensor | None  # (B, L) weights of slots
+
+
+def _forked() -> Any:
+    """What reads trees on recurrent layers, imported on demand."""
+    return import_module("mmspec.targets.readers.forked")
 
 
 def find_obstacle(model: Any) -> str | None:

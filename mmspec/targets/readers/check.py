@@ -231,8 +231,11 @@ class _Shape:
         twin = copy.copy(reader)
         twin.stepwise = {*reader.stepwise, use}
         other, logits, _ = twin.prefill(self.inputs, RIGHT + WRONG)
-        if _Compared(twin, self.inputs, own, own_words).find_mismatch(other, logits, None):
+        compared = _Compared(twin, self.inputs, own, own_words)
+        if compared.find_mismatch(other, logits, None):
             return ReadingCheck(chain=chain, tree=chain)
+        if self.uses_trees and twin.can_fork:
+            chain = compared.find_mismatch(other, logits, FORK)
         return ReadingCheck(stepwise=True, tree=chain)
 
     def _is_agreed(self, memory: Any, own_words: Sequence[int], continuation: Tensor) -> bool:
@@ -359,8 +362,15 @@ class _Compared:
         nodes = self._on([[wrong[0], right[1], wrong[1], wrong[2]]] * rows)
         draft = Draft.from_tree(tree, nodes, Kind.DET)
         read, _ = self.reader.read(memory, build_block([right[:1]] * rows, draft, memory.like))
+        pairs = [(read[:, [0, 2]], self.own[:, 1:])]
+        if self.reader.can_fork:
+            kept = [(one.lengths[:], one.rope[:], one.saved_state) for one in _memories(memory)]
+            memory.commit([1] * rows, [()] * rows, tree.nodes)  # replays the state
+            pairs.append((self._read(memory, [right[1:]] * rows, [[]] * rows), self.own[:, 2:]))
+            for one, own in zip(_memories(memory), kept, strict=True):
+                one.lengths, one.rope, one.saved_state = own
         memory.advance([0] * rows)
-        return [(read[:, [0, 2]], self.own[:, 1:])]
+        return pairs
 
     def _compare_accepted(self, memory: Any) -> list[tuple[Tensor, Tensor]]:
         """Read a second draft in its place; every other row has one more pending token."""

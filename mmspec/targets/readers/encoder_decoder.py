@@ -21,7 +21,7 @@ from mmspec.errors import first_line, is_of_library
 from mmspec.targets.cache import SlotCache, last_position_of
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock
 from mmspec.targets.readers.backbone import MAX_RESERVED_SLOTS, Backbone
-from mmspec.targets.readers.reader import USES, Family, Reader, plan_step
+from mmspec.targets.readers.reader import USES, Family, Reader
 from mmspec.targets.tokens.context import Request
 
 # inputs of the encoder in a request, and their names in a model
@@ -90,7 +90,7 @@ class EncoderDecoder(Reader):
         if isinstance(memory, RowMemories):
             return self.read_rows(memory, block, hidden)
         if memory.is_stepwise:
-            positions, mask = plan_step(memory, block)[0], None
+            positions, mask = memory.place_step(block)[0], None
         else:
             positions, mask, _ = memory.place(block)
             if mask is not None:  # some join it to the source mask, which has all rows

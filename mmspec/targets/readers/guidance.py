@@ -39,7 +39,7 @@ class Guided(Reader):
         self.reader = reader
         self.model, self.family, self.config = reader.model, reader.family, reader.config
         self.cache_config, self.can_branch = reader.cache_config, reader.can_branch
-        self.has_token_prompts = reader.has_token_prompts
+        self.can_fork, self.has_token_prompts = reader.can_fork, reader.has_token_prompts
         self.obstacle, self.stepwise = reader.obstacle, reader.stepwise
         self.decoder, self.head = reader.decoder, reader.head
         self.window, self.is_maskless = reader.window, reader.is_maskless

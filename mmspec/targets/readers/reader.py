@@ -22,7 +22,7 @@ from mmspec.targets.readers import visual
 
 if TYPE_CHECKING:
     from mmspec.codes.image_family import ImageFamily
-    from mmspec.targets.memory import Memory, TokenBlock
+    from mmspec.targets.memory import TokenBlock
 
 KERNELS = ("sdpa", "eager")  # attention kernels that take any mask
 USES = ("chain", "ragged")  # block types that may be read stepwise: one row, several
@@ -95,13 +95,19 @@ class Reader(ABC):
     configuration: str  # of the whole model, as JSON
     decoder: Any  # between `embed` and `head`; not of an encoder-decoder model
     head: Any  # hidden states (..., D) -> logits (..., V)
-    can_branch: bool  # whether trees can be read
+    can_branch: bool  # whether branches of a tree share the cache: keys at slots, with a mask
+    can_fork: bool = False  # whether trees are read with a recurrent state for each branch
     obstacle: str | None = None  # why not, as a phrase after its class name
     window: int | None = None  # of sliding-window layers, in slots
-    stepwise: set[str]  # the `USES` that are read as the model's own steps, see `plan_step`
+    stepwise: set[str]  # the `USES` that are read as the model's own steps, see `Memory.place_step`
     has_token_prompts: bool = True  # whether prompts are of its vocabulary: can be read again
     is_maskless: bool = False  # whether blocks that attend to everything need no mask
     reader_maker: Callable[[Any], Reader] | None = None
+
+    @property
+    def reads_trees(self) -> bool:
+        """Whether a block may be a tree."""
+        return self.can_branch or self.can_fork
 
     @property
     def device(self) -> torch.device:
@@ -130,7 +136,9 @@ class Reader(ABC):
         read: dict[int, Sequence[Tensor]] = {}
         for index, row in enumerate(rows.rows):
             if useful[index] >= 0:
-                own = cut_nodes(whole := block.row(index), useful[index])
+                own = whole = block.row(index)
+                if block.is_chain:  # the nodes of a tree are not in the order of their depths
+                    own = cut_nodes(whole, useful[index])
                 found = [x for x in self.read(row, own, hidden) if x is not None]
                 read[index] = [_repeat_last(x, whole.length - own.length) for x in found]
         blank = [torch.zeros_like(x) for x in next(iter(read.values()))]
@@ -259,24 +267,6 @@ def cut_nodes(block: TokenBlock, nodes: int) -> TokenBlock:
 
 def _repeat_last(x: Tensor, times: int) -> Tensor:  # (1, n, D) -> (1, n + times, D)
     return torch.cat((x, x[:, -1:].expand(-1, times, -1)), 1) if times else x
-
-
-def plan_step(memory: Memory, block: TokenBlock) -> tuple[Tensor, Tensor]:
-    """Plan the slots of a chain of one row after the committed ones, as `generate()` places it.
-
-    For classes that take no positions, or use a mask in another way than a drafted block needs: the
-    model's own step of several tokens makes positions and mask. Row by row, since rows with
-    different numbers of tokens would need different masks.
-    Returns position_ids (1, q) and the padding mask (1, view).
-    """
-    start = memory.lengths[0] + block.num_preceding
-    memory.cache.plan_uniform(start, block.length)
-    positions = block.depths + memory.rope[0]
-    if memory.max_position is not None:
-        positions = positions.clamp_max(memory.max_position)
-    seen = torch.ones(1, start + block.length, dtype=torch.int64, device=memory.like.device)
-    seen[:, : memory.padding[0]] = 0
-    return positions, seen
 
 
 @dataclass(frozen=True)

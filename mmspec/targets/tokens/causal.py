@@ -209,7 +209,7 @@ class CausalTarget:
 
     def score(self, context: Context, draft: Draft) -> Scores:
         """One forward over the pending tokens and the draft nodes."""
-        if not (draft.is_chain or self.backbone.can_branch):
+        if not (draft.is_chain or self.backbone.reads_trees):
             raise ValueError(
                 f"{type(self.backbone.model).__name__} {self.backbone.obstacle} and scores chains "
                 "only, but the drafter proposed a tree; give length= instead of tree="
