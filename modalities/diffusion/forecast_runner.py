@@ -74,7 +74,7 @@ class ForecastRunner:
         loop.report(forecast_stats(name, *counts))
         if self.warned:
             return
-        if done.full > 1 and not done.forecast:
+        if done.full > 1 and not done.forecast and not done.measures:
             self.warned = True
             log.warning(
                 "%r forecast nothing in this call (%d steps in full, %d forecasts rejected), so "

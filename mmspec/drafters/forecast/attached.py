@@ -37,6 +37,7 @@ class Statistics:
     work: float = 0.0  # in full passes, of those
     forecast_work: float = 0.0  # of the most expensive pass by forecast, in full passes
     calls: list[NetworkCall] = field(default_factory=list)  # in their order
+    measures: bool = False  # computed in full to measure the network, for later calls
 
     @property
     def skipped_work(self) -> float | None:

@@ -33,14 +33,21 @@ def count_work(
     call: Callable[[], Any], skipped: Sequence[nn.Module], checked: nn.Module | None = None
 ) -> tuple[Any, PassWork]:
     """The output of a pass in full, and the work if some modules are skipped and one is checked."""
-    counter = FlopCounter()
-    inside = dict.fromkeys((*skipped, *(() if checked is None else (checked,))), 0)
+    output, whole, inside = count_operations(
+        call, (*skipped, *(() if checked is None else (checked,)))
+    )
+    rest = whole - sum(inside[module] for module in skipped)
+    return output, PassWork(rest / whole, 0.0 if checked is None else inside[checked] / whole)
+
+
+def count_operations(
+    call: Callable[[], Any], modules: Sequence[nn.Module]
+) -> tuple[Any, int, dict[nn.Module, int]]:
+    """The output of a pass in full, its operations, and those within each module."""
+    counter, inside = FlopCounter(), dict.fromkeys(modules, 0)
     with _count_by_module(counter, inside), counter:
         output = call()
-    whole = counter.total or 1
-    rest = counter.total - sum(inside[module] for module in skipped)
-    check = 0 if checked is None else inside[checked]
-    return output, PassWork(rest / whole, check / whole)
+    return output, counter.total or 1, inside
 
 
 @contextmanager
