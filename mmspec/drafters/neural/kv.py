@@ -222,6 +222,34 @@ class ProjectedKv(Kv):
         return _build_projected_view(context, reader, layers, self.projector.slots, self.projector)
 
 
+@dataclass(frozen=True)
+class WindowKv(Kv):
+    """The first `sinks` tokens of the prompt and its last `tokens`, text or images.
+
+    MagicDec (Chen et al. 2024), after StreamingLLM (Xiao et al. 2024); of each row, without
+    padding. The view grows with the generated text. A prompt that is no longer is read as a whole.
+    """
+
+    tokens: int = 256
+    sinks: int = 4
+    sees: ClassVar[str] = "window of target-memory"
+
+    def __post_init__(self) -> None:
+        check_number("tokens", self.tokens, 1, whole=True, example=256)
+        check_number("sinks", self.sinks, 0, whole=True, example=4)
+
+    def open(self, context: Context, reader: Reader, layers: Sequence[int]) -> KvView | None:
+        rows = [*zip(context.padding, context.memory.lengths, strict=True)]
+        if all(length - pad <= self.sinks + self.tokens for pad, length in rows):
+            return None
+        slots = []
+        for pad, length in rows:
+            own = torch.arange(pad, length, device=context.device)
+            first = min(self.sinks, len(own))
+            slots.append(torch.cat((own[:first], own[first:][-self.tokens :]))[None])
+        return _gather_view(context, reader, {layer: slots for layer in layers})
+
+
 def split_images(visual: Tensor) -> list[Tensor]:
     """Slots (n,) of visual tokens, image by image; adjacent images count as one."""
     ends = (visual.diff() > 1).nonzero()[:, 0] + 1
@@ -261,13 +289,13 @@ def _build_projected_view(
 
 KV: Mapping[str, type[Any]] = {
     **{"same": SameKv, "sparse": SparseKv, "text": TextKv},
-    "pooled": PooledKv,
+    **{"pooled": PooledKv, "window": WindowKv},
 }
 NAMES = (*KV, "tokens")
 
 
 def kv_of(kit: Kit) -> Kv:
-    """Return the option `kv`: "same", "text", "sparse:tokens=256", "pooled", "tokens", an object.
+    """The option `kv`: "same", "text", "sparse:tokens=256", "pooled", "window", "tokens", a `Kv`.
 
     "tokens" reads those that `kit.compressor` keeps. Raises ValueError for unknown names, and for a
     compressor without effect.

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from torch import nn
+
 from mmspec._attributes import delegate_to
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Drafter, Verifier
@@ -23,8 +25,9 @@ from mmspec.errors import check_number, is_integer
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.cache import cross_attention_layers
 from mmspec.targets.memory import Memory
+from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.readers.kv_view import KvView
-from mmspec.targets.readers.reader import Reader
+from mmspec.targets.readers.reader import Reader, replace_module
 from mmspec.targets.tokens.context import Context
 
 
@@ -32,7 +35,8 @@ from mmspec.targets.tokens.context import Context
 class SharedBackbone(DraftModel):
     """The target without the layers in `skip`, or its first `depth` layers; no weights of its own.
 
-    Draft&Verify, SWIFT, LayerSkip; StD with all layers. It reads the target's cached slots, or the
+    Draft&Verify, SWIFT, LayerSkip; StD and MagicDec with all layers; QSpec with all, in lower
+    precision (`change`). It reads the target's cached slots, or the
     view of them that `kv` creates, and writes its draft after them without keeping it: the target's
     scoring overwrites the same slots in every layer, and a view copies them from there. So it
     cannot change the target's output.
@@ -45,6 +49,7 @@ class SharedBackbone(DraftModel):
     skip: tuple[int, ...] = ()
     depth: int | None = None
     kv: Kv = field(default_factory=SameKv)
+    change: Callable[[nn.Linear], nn.Module] | None = None  # what makes the draft's linear layers
     draft_reader: Reader = field(init=False, repr=False)
     layers: tuple[int, ...] = field(init=False, repr=False)  # layers with their own cache
 
@@ -74,9 +79,9 @@ class SharedBackbone(DraftModel):
         object.__setattr__(
             self, "layers", tuple(at for at in remaining if at not in shared_kv_layers)
         )
-        object.__setattr__(
-            self, "draft_reader", _drop_layers(self.backbone, self.skip, self.depth, remaining)
-        )
+        own = _drop_layers(self.backbone, self.skip, self.depth, remaining)
+        own = own if self.change is None else change_reader(own, self.change)
+        object.__setattr__(self, "draft_reader", own)
 
     sees = delegate_to("kv.sees")
     required_features = delegate_to("kv.required_features")
@@ -109,6 +114,35 @@ def _memory(context: Context, view: KvView | None) -> Any:
     return context.memory if view is None else view.sync(cast(Memory, context.memory))
 
 
+def change_reader(reader: Reader, change: Callable[[nn.Linear], nn.Module]) -> Reader:
+    """A reader with other linear layers in its decoder; everything else is shared.
+
+    Raises ValueError for a model without any, and for one that is not read as one decoder.
+    """
+    name = type(reader.model).__name__
+    if not isinstance(reader, Backbone):
+        raise ValueError(f"{name} is not read as one decoder here; use a recipe such as 'swift'")
+    decoder: Any = _change_linears(reader.decoder, change)
+    if decoder is reader.decoder:
+        raise ValueError(f"{name} has no nn.Linear layers to change; use a recipe such as 'swift'")
+    twin = copy.copy(reader)
+    if not reader.family.is_direct:
+        twin.model = replace_module(twin.model, twin.decoder, decoder)
+    twin.decoder = decoder
+    return twin
+
+
+def _change_linears(module: nn.Module, change: Callable[[nn.Linear], nn.Module]) -> nn.Module:
+    if isinstance(module, nn.Linear):
+        return change(module)
+    parts = {name: _change_linears(part, change) for name, part in module.named_children()}
+    if all(parts[name] is part for name, part in module.named_children()):
+        return module
+    twin = copy.copy(module)
+    twin._modules = {**module._modules, **parts}
+    return twin
+
+
 def spread_layers(layers: int, share: float) -> tuple[int, ...]:
     """About `share` of the inner layers, evenly spread; the first and the last are kept (SWIFT)."""
     inner = max(layers - 2, 0)
@@ -138,7 +172,7 @@ def skipping(kit: Kit) -> Drafter:
     if not isinstance(skip, list | tuple) or not all(is_integer(one) for one in skip):
         count = len(kit.target.layers)
         raise ValueError(f"skip={skip!r} are not layers; give their numbers, 0 to {count - 1}")
-    return _build_shared(kit, skip=tuple(skip))
+    return build_shared(kit, skip=tuple(skip))
 
 
 def early_exit(kit: Kit) -> Drafter:
@@ -146,12 +180,12 @@ def early_exit(kit: Kit) -> Drafter:
     depth = kit.options["depth"]
     if depth is None:
         depth = max(len(kit.target.layers) // 4, 1)
-    return _build_shared(kit, depth=depth)
+    return build_shared(kit, depth=depth)
 
 
 def all_layers(kit: Kit) -> Drafter:
     """The target itself, on a part of its cache."""
-    return _build_shared(kit)
+    return build_shared(kit)
 
 
 def with_own_layers(
@@ -168,7 +202,8 @@ def with_own_layers(
     return Recipe(architecture, execution, verifier, sees="target-memory", kv=kv, **parts)
 
 
-def _build_shared(kit: Kit, **layers: Any) -> Drafter:
+def build_shared(kit: Kit, **layers: Any) -> Drafter:
+    """The target's own layers as a draft model, on the part of its cache that `kv` selects."""
     if kit.sees != "target-memory":
         raise ValueError(
             "the target drafts for itself here and reads its own cache; drop sees=, kv= selects "

@@ -26,6 +26,7 @@ from mmspec.drafters.neural.kv import (
     SparseKv,
     TextKv,
     TokensKv,
+    WindowKv,
     kv_of,
     split_images,
     top_slots,
@@ -58,6 +59,7 @@ VIEWS: list[dict[str, Any]] = [
     {"kv": "sparse:tokens=3,every=2"},
     {"kv": "text"},
     {"kv": "pooled:tokens=2"},
+    {"kv": "window:tokens=5,sinks=2"},
     {"kv": "tokens", "compressor": "top-p-uniform:keep=0.3"},
     {"kv": "tokens", "compressor": "average-pool"},
 ]
@@ -160,14 +162,24 @@ def test_all_visual_tokens_are_the_dense_draft(family: str) -> None:
     """K of at least their number: nothing is copied, every draft is right, as when dense."""
     request = toys.inputs(family, batch=3, ragged=True)
     ran = {}
-    for kv in ("same", "sparse:tokens=512"):
+    for kv in ("same", "sparse:tokens=512", "window:tokens=512"):
         fast = mmspec.accelerate(target(family), "std", kv=kv, length=4)
         out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
         ran[kv] = (out.stats.target_calls, out.stats.per_step_accepted)
-    assert ran["same"] == ran["sparse:tokens=512"]
+    assert ran["same"] == ran["sparse:tokens=512"] == ran["window:tokens=512"]
     assert ran["same"][0] == 2
     drafter, context = prefill(family, SparseKv(512))
     assert drafter.begin(context) is None
+
+
+@torch.no_grad()
+def test_a_window_holds_both_ends_of_every_row() -> None:
+    drafter, context = prefill("llava", WindowKv(tokens=3, sinks=2))
+    view, cache = drafter.begin(context), context.memory.cache
+    own, kept = view.memory.cache.layers[0].keys, cache.layers[0].keys
+    for row, (pad, length) in enumerate(zip(context.padding, context.memory.lengths, strict=True)):
+        slots = [pad, pad + 1, *range(length - 3, length)]
+        assert torch.equal(own[row][:, view.memory.lengths[row] - 5 :][:, :5], kept[row][:, slots])
 
 
 @torch.no_grad()
