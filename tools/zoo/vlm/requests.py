@@ -25,7 +25,7 @@ from mmspec.training.fitting import (
 from mmspec.zoo.requests import CATEGORIES, Request, iterate_requests, requests, score_turn
 from mmspec.zoo.training import load_teacher, save_on_exit
 from tools.zoo.vlm.architecture import LLAVA_TARGET, QWEN_TARGET, LanguageShape
-from tools.zoo.vlm.batches import IGNORED, Batch
+from tools.zoo.vlm.batches import IGNORED, Batch, Encoder, iterate_samples
 from tools.zoo.vlm.conversations import ConversationEncoder, make_inputs
 from tools.zoo.vlm.families import FAMILIES, ZooFamily
 from tools.zoo.vlm.processors import request_processor
@@ -35,9 +35,10 @@ from tools.zoo.vlm.training import logits_of
 ABOUT = """\
 Answers requests of six kinds about the Scene world of the `mmspec` zoo: short questions, digits in
 the picture, captions, charts, reasoning, and conversations of four turns. Wordings and orders are
-drawn at random in its training data, so plain sampling varies.
+drawn at random in its training data, so plain sampling varies. It also knows the captions and
+questions of the model that it starts from.
 
-Trained on random scenes, from the weights of a model that knows captions and short questions.
+Trained on random scenes.
 """
 NOTES = """\
 `facts` is the share of correct facts in greedy answers about held-out scenes, by category; the
@@ -68,15 +69,20 @@ PLANS = {
 }
 
 
-def iterate_batches(encoder: ConversationEncoder, seed: int) -> Iterator[Batch]:
-    """Iterate over batches of conversations of similar length, without end."""
+def iterate_batches(encoder: ConversationEncoder, short: Encoder, seed: int) -> Iterator[Batch]:
+    """Iterate over batches of conversations of similar length, without end.
+
+    Every fifth batch has captions and questions as the model that it starts from knows them.
+    """
     generator = np.random.default_rng((seed, 12))
-    stream = iterate_requests("train", seed)
+    stream, known = iterate_requests("train", seed), iterate_samples(_BATCH, seed + 7)
     while True:
         some = [next(stream) for _ in range(_BATCH * _GROUP)]
         some.sort(key=lambda one: sum(len(turn.answer) for turn in one.turns))
-        for i in generator.permutation(_GROUP):
+        for count, i in enumerate(generator.permutation(_GROUP)):
             yield encoder.encode(some[_BATCH * i : _BATCH * (i + 1)])
+            if count % 4 == 3:
+                yield short(next(known))
 
 
 def train(
@@ -87,7 +93,8 @@ def train(
     family = FAMILIES[plan.family]
     processor = request_processor(plan.family)
     model = start_model(plan, processor)
-    batches = iterate_batches(ConversationEncoder(family, processor), seed)
+    encoders = ConversationEncoder(family, processor), Encoder(family, processor)
+    batches = iterate_batches(*encoders, seed)
     with save_on_exit(lambda: save(model, processor, folder, sees=True)):
         for decay in plan.stages:
             train_on_conversations(model, family, batches, decay, course)
