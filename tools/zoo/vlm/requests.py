@@ -22,7 +22,10 @@ from mmspec.training.fitting import (
     fit,
     split_parameters,
 )
+from mmspec.zoo.facts import SIZE_OF
 from mmspec.zoo.requests import CATEGORIES, Request, iterate_requests, requests, score_turn
+from mmspec.zoo.requests.wording import NUMBERS
+from mmspec.zoo.scene import COLOURS, SHAPES
 from mmspec.zoo.training import load_teacher, save_on_exit
 from tools.zoo.vlm.architecture import LLAVA_TARGET, QWEN_TARGET, LanguageShape
 from tools.zoo.vlm.batches import IGNORED, Batch, Encoder, iterate_samples
@@ -52,20 +55,36 @@ _BATCH, _GROUP = 24, 8
 
 
 @dataclass(frozen=True)
+class Stage:
+    """A decay of the learning rate, and the weight in the loss of words that state a fact."""
+
+    decay: CosineDecay
+    weight: float = 1.0
+
+
+@dataclass(frozen=True)
 class RequestPlan:
-    """Training plan of a target: the stages are decays of the learning rate."""
+    """Training plan of a target.
+
+    Most tokens of an answer are wording. With equal weights the model learns them long before it
+    reads the picture; the last stage has equal weights, so the probabilities are those of the data.
+    """
 
     family: str
     start: str  # checkpoint of the same family that it starts from
     shape: LanguageShape
-    stages: tuple[CosineDecay, ...]
+    stages: tuple[Stage, ...]
 
 
+_STAGES = (Stage(CosineDecay(850, 1e-3)), Stage(CosineDecay(500, 1e-3), 4.0))
+_STAGES += (Stage(CosineDecay(100, 3e-4)),)
 PLANS = {
-    "llava-chat": RequestPlan("llava", "llava", LLAVA_TARGET, (CosineDecay(1500, 1e-3),)),
-    "qwen2.5-vl-chat": RequestPlan(
-        "qwen2.5-vl", "qwen2.5-vl", QWEN_TARGET, (CosineDecay(1500, 1e-3),)
-    ),
+    "llava-chat": RequestPlan("llava", "llava", LLAVA_TARGET, _STAGES),
+    "qwen2.5-vl-chat": RequestPlan("qwen2.5-vl", "qwen2.5-vl", QWEN_TARGET, _STAGES),
+}
+_FACT_WORDS = {
+    *(*COLOURS, *SHAPES, *SIZE_OF, *NUMBERS, "digit", "yes", "no", "equal"),
+    *("top", "bottom", "left", "right", "center", "above", "below"),
 }
 
 
@@ -96,10 +115,11 @@ def train(
     encoders = ConversationEncoder(family, processor), Encoder(family, processor)
     batches = iterate_batches(*encoders, seed)
     with save_on_exit(lambda: save(model, processor, folder, sees=True)):
-        for decay in plan.stages:
-            train_on_conversations(model, family, batches, decay, course)
+        for stage in plan.stages:
+            weights = weight_words(processor.tokenizer, stage.weight)
+            train_on_conversations(model, family, batches, stage, weights, course)
     return {
-        "steps": sum(course.limit_steps(decay.steps) for decay in plan.stages),
+        "steps": sum(course.limit_steps(stage.decay.steps) for stage in plan.stages),
         "parameters": sum(p.numel() for p in model.parameters()),
     }
 
@@ -123,19 +143,32 @@ def train_on_conversations(
     model: PreTrainedModel,
     family: ZooFamily,
     batches: Iterator[Batch],
-    decay: CosineDecay,
+    stage: Stage,
+    weights: Tensor,
     course: TrainingRun,
 ) -> None:
-    """Train the whole model on the tokens of all answers."""
+    """Train the whole model on the tokens of all answers, with the weights (V,) of the words."""
 
     def loss_of(batch: Batch) -> Tensor:
         logits = logits_of(model, family, batch)[:, :-1]
         return functional.cross_entropy(
-            logits.float().flatten(0, 1), batch.labels[:, 1:].flatten(), ignore_index=IGNORED
+            logits.float().flatten(0, 1),
+            batch.labels[:, 1:].flatten(),
+            weight=weights,
+            ignore_index=IGNORED,
         )
 
     matrices, others = split_parameters(model.get_decoder().layers, model.parameters())
-    fit(others, batches, loss_of, decay, "requests", course, matrices, floor=0.02)
+    fit(others, batches, loss_of, stage.decay, "requests", course, matrices, floor=0.02)
+
+
+def weight_words(tokenizer: Any, weight: float) -> Tensor:  # -> (V,)
+    """Return the weight of each word in the loss: `weight` for words that state a fact, or 1."""
+    found = torch.ones(len(tokenizer))
+    for word, token in tokenizer.get_vocab().items():
+        if word in _FACT_WORDS:
+            found[token] = weight
+    return found
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
