@@ -8,6 +8,9 @@ from pathlib import Path
 from mmspec.modalities.common import TOKEN_PLACEMENT
 from mmspec.modality import Entry, Modality, Source, setting
 
+# kinds of `mmspec.zoo.requests` beside "caption"
+REQUEST_KINDS = ("short-question", "text", "chart", "reasoning", "conversation")
+
 
 def owns(source: Source) -> bool:
     """Whether a source is a model of transformers, or a name that may be on a hub."""
@@ -43,10 +46,16 @@ class LanguageSettings:
         reads="grammar",
         only="generate",
     )
+    examples: str = setting(
+        "scenes",
+        "Bundled examples: captions and questions of scenes, or requests of six kinds.",
+        choices=("scenes", "requests"),
+        only="bench",
+    )
     kind: str | None = setting(
         None,
-        "Kind of bundled examples; default: both.",
-        choices=("caption", "question"),
+        "Kind of bundled examples; default: all.",
+        choices=("caption", "question", *REQUEST_KINDS),
         only="bench",
     )
 

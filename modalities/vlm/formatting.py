@@ -24,6 +24,7 @@ from mmspec.targets.readers.visual import FRAMES
 from mmspec.zoo import motion as moving
 
 SCENE, CLIP = "zoo:scene", "zoo:clip"
+Exchange = tuple[str, str]  # a prompt and its answer
 BUNDLED_IMAGE = Path(str(files("mmspec"))) / "zoo" / "scene.png"
 
 
@@ -65,17 +66,21 @@ class LanguageFormatter:
         prompts: Sequence[str],
         images: Sequence[Image.Image] | None = None,
         videos: Sequence[clips.VideoClip] | None = None,
+        turns: Sequence[Sequence[Exchange]] | None = None,
     ) -> dict[str, Any]:
         """Return inputs of the prompts on the model's device, padded on the left, and settings.
 
-        `images` and `videos`, one per prompt, replace those of the settings.
+        `images` and `videos`, one per prompt, replace those of the settings; `turns` are earlier
+        ones of each conversation.
         """
         if images is None and self.picture is not None:
             images = [self.picture] * len(prompts)
         videos = self.videos * len(prompts) if videos is None else videos
         kinds = [kind for kind, given in (("image", images), ("video", videos)) if given]
+        earlier = [()] * len(prompts) if turns is None else turns
         texts = [
-            format_chat(self.processor, one, kinds) for one in formatting.check_prompts(prompts)
+            format_chat(self.processor, prompt, kinds, before)
+            for prompt, before in zip(formatting.check_prompts(prompts), earlier, strict=True)
         ]
         if self.sees:
             video = clips.processor_arguments(videos) if videos else {}
@@ -127,20 +132,26 @@ def new_token_ids(output: Any) -> list[int]:
     return tokens
 
 
-def format_chat(processor: Any, prompt: str, kinds: Sequence[str]) -> str:
+def format_chat(
+    processor: Any, prompt: str, kinds: Sequence[str], turns: Sequence[Exchange] = ()
+) -> str:
     """Format a prompt with the model's chat template, if it has one.
 
-    `kinds` are the media before the text: "image", "video".
+    `kinds` are the media before the first text: "image", "video"; `turns` are earlier ones.
     """
     is_tokenizer = formatting.get_tokenizer(processor) is processor
+    prompts = [*(text for text, _ in turns), prompt]
     if processor.chat_template:
-        content = [*({"type": kind} for kind in kinds), {"type": "text", "text": prompt}]
-        turn = {"role": "user", "content": prompt if is_tokenizer else content}
+        content = [*({"type": kind} for kind in kinds), {"type": "text", "text": prompts[0]}]
+        messages: list[Any] = [{"role": "user", "content": prompts[0] if is_tokenizer else content}]
+        for (_, answer), text in zip(turns, prompts[1:], strict=True):
+            messages.append({"role": "assistant", "content": answer})
+            messages.append({"role": "user", "content": text})
         options = {"add_generation_prompt": True, "tokenize": False}
-        return str(apply_chat_template(processor, [turn], **options))
+        return str(apply_chat_template(processor, messages, **options))
     named = {} if is_tokenizer else vars(processor)
     marks = [named.get(f"{kind}_token", f"<{kind}>") for kind in kinds]
-    return "\n".join([*marks, prompt])
+    return "\n".join([*marks, *(text for turn in turns for text in turn), prompt])
 
 
 def _read_grammar(settings: LanguageSettings, tokenizer: Any) -> Grammar | None:

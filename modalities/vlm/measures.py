@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -13,12 +14,13 @@ from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.workload import Scored, fact_accuracy, group_batches, repeat_prompts
 from mmspec.modalities.common import measures
 from mmspec.modalities.common.measures import request_workload
-from mmspec.modalities.vlm import tiny_models
+from mmspec.modalities.vlm import REQUEST_KINDS, tiny_models
 from mmspec.modalities.vlm.formatting import CLIP, read_scene_clip
-from mmspec.modality import RunResult, Selection, Workload
+from mmspec.modality import RunResult, RunResults, Selection, Workload
 from mmspec.recipe import Recipe
 from mmspec.zoo import language
 from mmspec.zoo.clip_questions import clip_examples, score_clip
+from mmspec.zoo.requests import Request, Turn, requests, score_turn
 
 T = TypeVar("T")
 IMAGE_PROMPT = "Describe the picture in detail."
@@ -31,7 +33,7 @@ TEXT_PROMPTS = (
 
 
 def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
-    """Make a workload: held-out scenes scored by facts for bundled models, else the user's prompts.
+    """Make a workload: held-out examples scored by facts for bundled models, else user's prompts.
 
     Raises ValueError for `settings.kind` with the user's prompts.
     """
@@ -40,13 +42,16 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
     has_media = settings.image is not None or settings.video is not None
     if is_zoo and selection.prompts is None and (settings.image, settings.video) == (None, CLIP):
         return _clip_workload(model, formatter, settings, selection)
-    if is_zoo and selection.prompts is None and not has_media:
+    is_bundled = is_zoo and selection.prompts is None and not has_media
+    if is_bundled and (settings.examples == "requests" or settings.kind in REQUEST_KINDS):
+        return _request_workload(model, formatter, settings, selection)
+    if is_bundled:
         examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
         groups = group_batches(examples, batch)
-        requests = [_make_request(formatter, group) for group in groups]
+        made = [_make_request(formatter, group) for group in groups]
         examples = [example for group in groups for example in group]
         quality = fact_accuracy(partial(_facts, formatter.processor, examples, language.score))
-        return request_workload(model, requests, quality, batch, selection.drafter)
+        return request_workload(model, made, quality, batch, selection.drafter)
     if settings.kind is not None:
         raise ValueError(
             f"--kind {settings.kind} selects bundled examples, which are used for bundled models "
@@ -57,20 +62,71 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
         texts = [IMAGE_PROMPT]
         images = None if has_media else [Image.open(zoo.bundled_scene()).convert("RGB")] * batch
     given = repeat_prompts(texts or TEXT_PROMPTS, batch)
-    requests = [formatter.request(group, images=images) for group in given]
-    return request_workload(model, requests, None, batch, selection.drafter)
+    made = [formatter.request(group, images=images) for group in given]
+    return request_workload(model, made, None, batch, selection.drafter)
+
+
+def _request_workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
+    """Make a workload of held-out requests of six kinds, scored by facts.
+
+    Every turn of a conversation is a request, with the correct answers of those before.
+    """
+    every = requests(selection.count, "held-out", selection.seed, settings.kind)
+    turns = [_Asked(one, index) for one in every for index in range(len(one.turns))]
+    groups = group_batches(turns, selection.batch)
+    made = [
+        formatter.request(
+            [one.turn.prompt for one in group],
+            images=[one.request.image for one in group],
+            turns=[one.earlier for one in group],
+        )
+        for group in groups
+    ]
+    turns = [one for group in groups for one in group]
+    quality = fact_accuracy(partial(_facts, formatter.processor, turns, _score_turn))
+    work = request_workload(model, made, quality, selection.batch, selection.drafter)
+    return replace(work, extras=partial(_answer_length, len({id(one.request) for one in turns})))
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """One turn of a request."""
+
+    request: Request
+    index: int
+
+    @property
+    def turn(self) -> Turn:
+        return self.request.turns[self.index]
+
+    @property
+    def earlier(self) -> list[tuple[str, str]]:
+        return [(one.prompt, one.answer) for one in self.request.turns[: self.index]]
+
+
+def _score_turn(asked: _Asked, text: str) -> tuple[int, int]:
+    return score_turn(asked.request, asked.turn, text)
+
+
+def _answer_length(
+    count: int, answers: Sequence[RunResult], others: RunResults
+) -> dict[str, float]:
+    """Mean tokens of the answer to a request, of a conversation those of all turns."""
+    return {"tokens per request": sum(one.count for one in answers) / count}
 
 
 def _clip_workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """Make a workload of held-out clips of moving scenes, scored by facts."""
+    if settings.kind in REQUEST_KINDS:
+        raise ValueError(f"--kind {settings.kind} is about images; drop --video, or --kind")
     examples = clip_examples(selection.count, "held-out", selection.seed, settings.kind)
-    groups, requests = group_batches(examples, selection.batch), []
+    groups, made = group_batches(examples, selection.batch), []
     for group in groups:
         videos = [read_scene_clip(one.frames, settings) for one in group]
-        requests.append(formatter.request([one.prompt for one in group], videos=videos))
+        made.append(formatter.request([one.prompt for one in group], videos=videos))
     examples = [example for group in groups for example in group]
     quality = fact_accuracy(partial(_facts, formatter.processor, examples, score_clip))
-    return request_workload(model, requests, quality, selection.batch, selection.drafter)
+    return request_workload(model, made, quality, selection.batch, selection.drafter)
 
 
 def certify(recipe: Recipe, trial: Trial) -> tuple[Recipe, Iterator[Check]]:

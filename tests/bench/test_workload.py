@@ -17,6 +17,7 @@ from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.modality import RunResult, Selection, Workload
 from mmspec.zoo import language
+from mmspec.zoo.requests import requests, score_turn
 
 
 class Typed:
@@ -61,6 +62,33 @@ def test_text_models_run_held_out_scenes() -> None:
     right = [RunResult(ids[start : start + 2], 1, 1) for start in (0, 2)]
     assert {value for value, _ in facts.judge(right, {})} == {1}
     assert min(value for value, _ in facts.judge(right[::-1], {})) < 1
+
+
+def test_every_turn_of_a_conversation_is_measured_behind_the_answers_before() -> None:
+    model, settings = zoo.load("llava"), LanguageSettings(kind="conversation")
+    formatter = LanguageFormatter("zoo:llava", model, settings)
+    found = workload("vlm", model, formatter, settings, count=1, batch=1)
+    (asked,) = requests(1, "held-out", 0, "conversation")
+    tokenizer = formatter.processor.tokenizer
+    texts = [tokenizer.decode(one["input_ids"][0]) for one in found.timed]
+    assert [text.count("assistant") for text in texts] == [1, 2, 3, 4]
+    assert all("pixel_values" in one for one in found.timed)
+    rows = [tokenizer(turn.answer)["input_ids"] for turn in asked.turns]
+    results = [RunResult([row], len(row), 1) for row in rows]
+    assert found.extras is not None
+    assert found.extras(results, {}) == {"tokens per request": sum(map(len, rows))}
+    (facts,) = found.qualities
+    scored = facts.judge(results, {})
+    assert [weight for _, weight in scored] == [
+        score_turn(asked, turn, turn.answer)[1] for turn in asked.turns
+    ]
+    (chart,) = workload(
+        "vlm", model, formatter, LanguageSettings(kind="chart"), count=1, batch=1
+    ).timed
+    assert chart["input_ids"].shape[1] < found.timed[-1]["input_ids"].shape[1]
+    mixed = LanguageSettings(examples="requests", kind="question")
+    with pytest.raises(ValueError, match="category is 'question'"):
+        workload("vlm", model, formatter, mixed, count=1, batch=1)
 
 
 def test_video_models_run_clips_of_the_given_length() -> None:
