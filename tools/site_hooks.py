@@ -24,7 +24,8 @@ TRACES = {  # file of docs/traces: what its request was
     "robot": "Robot: an episode with a tolerance",
     "compressor": "A compressor: what the draft model saw of the picture",
 }
-FIRST = ("index.md", "choose.md", "api.md", "recipes.md", "models.md", "ranking.md", "gallery.md")
+RESULTS = ("results.md", "ranking.md")
+FIRST = ("index.md", "choose.md", "api.md", "recipes.md", "models.md", "gallery.md", *RESULTS)
 LANDING = """# mmspec
 
 **Speculative decoding for multimodal Hugging Face models: the same answers, sooner.** Something
@@ -52,7 +53,7 @@ def on_config(config: Any) -> Any:
     config["nav"] = [
         {"Start": ["index.md", "choose.md", "gallery.md"]},
         {"How to": guides},
-        {"Results": ["ranking.md", *pages("measurements")]},
+        {"Results": [*(one for one in RESULTS if (root / one).exists()), *pages("measurements")]},
         {"Reference": ["recipes.md", "models.md", *pages("reference")]},
         {"API": ["api.md", *pages("reference/api")]},
     ]

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from mmspec.bench.ranking import Ranking
+from mmspec.bench.results.page import Section
 from mmspec.bench.studies.compressors import Catalogue
 from mmspec.bench.studies.sweep import Sweep
 
 MARKS = "osD^vP*X"
+EXACT, LOSSY, BASELINE, PAPER = "#0072B2", "#D55E00", "#999999", "#000000"  # Okabe and Ito
 SETTINGS: dict[str, Any] = {"svg.hashsalt": "mmspec", "font.size": 9}
 NUMBER: dict[str, Any] = {"fontsize": 7, "xytext": (3, 3), "textcoords": "offset points"}
 
@@ -108,6 +110,37 @@ def plot_ranking(found: Ranking, file: Path) -> None:
         style: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": 7}
         axes.text(1.02, 1.0, "\n".join(lines), **style)
         _name(axes, "mean acceptance length", "speed-up end to end")
+        _save(figure, file)
+        pyplot.close(figure)
+
+
+def plot_section(found: Section, file: Path) -> None:
+    """Plot the speed of all lines with its spread, the fastest on top, and the papers' figures.
+
+    Raises ValueError without matplotlib.
+    """
+    pyplot = _pyplot()
+    lines = [one for one in reversed(found.lines) if one.speed is not None]
+    styles = {"baseline": (BASELINE, "s"), "exact": (EXACT, "o"), "lossy": (LOSSY, "^")}
+    with pyplot.rc_context(SETTINGS):
+        size = (8, 1.2 + 0.22 * len(lines))
+        figure, axes = pyplot.subplots(figsize=size, layout="constrained")
+        for height, line in enumerate(lines):
+            kind = line.promise if line.headline is not None else "baseline"
+            colour, mark = styles[kind or "baseline"]
+            speed = line.speed or 0.0
+            least, most = (speed if one is None else one for one in (line.least, line.most))
+            bar = [[max(speed - least, 0.0)], [max(most - speed, 0.0)]]
+            style: dict[str, Any] = {"color": colour, "markersize": 5, "capsize": 3}
+            axes.errorbar([speed], [height], xerr=bar, fmt=mark, **style)
+            if line.best is not None:
+                axes.plot([line.best], [height], "|", color=PAPER, markersize=9)
+        for kind, (colour, mark) in {**styles, "paper": (PAPER, "|")}.items():
+            axes.plot([], [], mark, color=colour, linestyle="", label=kind)
+        axes.set_yticks(range(len(lines)), [line.name for line in lines])
+        axes.axvline(1, color="0.6", linestyle=":")
+        axes.legend(fontsize=7)
+        _name(axes, "speed, end to end, with the least and the most", "")
         _save(figure, file)
         pyplot.close(figure)
 

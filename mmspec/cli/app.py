@@ -9,7 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from mmspec import __version__
-from mmspec.cli import export, planning_commands, recipes, train_commands, zoo
+from mmspec.cli import export, planning_commands, recipes, results_command, train_commands, zoo
 from mmspec.cli.options import (
     IMAGE_MODEL,
     PARTS,
@@ -378,6 +378,7 @@ def serve(
 
 app.command("recipes")(recipes.recipes)
 app.command("show")(recipes.show)
+measure.command("results")(results_command.results)
 measure.command("plan")(planning_commands.plan)
 measure.command("simulate")(planning_commands.simulate)
 measure.command("calibrate")(planning_commands.calibrate)

@@ -1,0 +1,1 @@
+"""The page of results: every system of the multimodal survey beside its baselines."""

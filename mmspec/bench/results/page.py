@@ -1,0 +1,207 @@
+"""The page of results: Markdown, CSV and JSON of the same lines, and what moved since a run."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+from mmspec.bench.results.categories import CategoryTable
+from mmspec.bench.results.lines import DIFFERS, Line
+from mmspec.bench.results.systems import SOURCE
+from mmspec.errors import parse_json
+
+TITLES = (
+    *("rank", "system", "output", "drafter, trained", "it sees", "acceptance length"),
+    *("fewer calls", "speed", "least", "most", "quality", "paper", "why"),
+)
+ABOUT = f"""\
+A row for each of the 47 systems of the multimodal survey, sorted by speed within its section, and
+for the baselines (in italics). These models are tiny and know one procedural world
+([bundled models](reference/bundled-models.md)), so the figures compare the methods on them, and do
+not predict a large model: measure your own pair ([benchmarks](reference/benchmarks.md)).
+
+*Speed* is end to end over the library's own call (`generate()`, the pipeline), or over plain
+decoding where there is none, in the same minutes: the median of the repeats with the least and the
+most. Rows whose spreads overlap share ranks. *Fewer calls* are target calls of plain decoding over
+those of the method, with the standard error over requests. *Quality* is followed by its standard
+error, and by that of plain decoding on the same requests. *Paper* is the figure that the paper
+reports, as in *{SOURCE}*, on other models and machines; *why* says in a word why ours is another:
+"""
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section of the page, sorted."""
+
+    name: str
+    title: str
+    model: str
+    about: str  # how it was measured
+    lines: tuple[Line, ...]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A line measured twice whose spreads do not overlap."""
+
+    section: str
+    name: str
+    before: str
+    after: str
+
+
+@dataclass(frozen=True)
+class Page:
+    """All that one command measured."""
+
+    sections: tuple[Section, ...]
+    command: str
+    categories: CategoryTable | None = None
+
+    @property
+    def lines(self) -> list[Line]:
+        return [line for section in self.sections for line in section.lines]
+
+    def write(self, file: Path, before: Mapping[str, Any] | None, plots: Mapping[str, str]) -> None:
+        """Write the page, and the lines as .csv and .json beside it; `plots` are by section."""
+        moves = None if before is None else find_moves(before, self)
+        file.write_text(self.markdown(moves, plots), encoding="utf-8")
+        write_csv(self.lines, file.with_suffix(".csv"))
+        text = json.dumps(asdict(self), indent=1, default=str) + "\n"
+        file.with_suffix(".json").write_text(text, encoding="utf-8")
+
+    def markdown(self, moves: Sequence[Move] | None, plots: Mapping[str, str]) -> str:
+        """The page; `moves`: since another run."""
+        text = ["# Results", "", ABOUT]
+        text += [f"- *{word}*: {why}" for word, why in DIFFERS.items()]
+        text += ["", "Made by", "", "```bash", self.command, "```", ""]
+        for section in self.sections:
+            text += [*_section(section, plots.get(section.name)), ""]
+        if self.categories is not None:
+            text += [*self.categories.markdown(), ""]
+        text += [] if moves is None else [*_moves(moves), ""]
+        return "\n".join(text)
+
+
+def write_csv(lines: Sequence[Line], file: Path) -> None:
+    """Write one row per line."""
+    with file.open("w", newline="", encoding="utf-8") as stream:
+        writer = csv.DictWriter(stream, [one.name for one in fields(Line)])
+        writer.writeheader()
+        writer.writerows(map(asdict, lines))
+
+
+def find_moves(before: Mapping[str, Any], page: Page) -> list[Move]:
+    """Lines whose spread, or acceptance length, is apart from that of another run.
+
+    `before` is the content of its JSON file.
+    """
+    known = {
+        (one["section"], one["name"]): one
+        for section in before["sections"]
+        for one in section["lines"]
+    }
+    found = []
+    for line in page.lines:
+        old = known.get((line.section, line.name))
+        if old is None or old["least"] is None or line.least is None or line.most is None:
+            continue
+        if old["most"] < line.least or line.most < old["least"]:
+            spans = [_span(one["speed"], one["least"], one["most"]) for one in (old, asdict(line))]
+            found.append(Move(line.section, line.name, *spans))
+    return found
+
+
+def count_repeated(before: Mapping[str, Any], page: Page) -> int:
+    """How many timed lines two runs share."""
+    known = {
+        (one["section"], one["name"])
+        for section in before["sections"]
+        for one in section["lines"]
+        if one["speed"] is not None
+    }
+    return sum(one.speed is not None and (one.section, one.name) in known for one in page.lines)
+
+
+def read_page(file: Path) -> dict[str, Any]:
+    """The JSON file of another run. Raises ValueError for another file."""
+    data = parse_json(file.read_bytes())
+    if not isinstance(data, dict) or "sections" not in data:
+        raise ValueError(
+            f"{file} is no page of results; give the .json that `mmspec bench results` wrote"
+        )
+    return data
+
+
+def _section(section: Section, plot: str | None) -> list[str]:
+    text = [f"## {section.title}", "", f"Target `{section.model}`; {section.about}.", ""]
+    text += [f"![speed with its spread]({plot})", ""] if plot else []
+    text += [f"| {' | '.join(TITLES)} |", f"|{'---|' * len(TITLES)}"]
+    text += [f"| {' | '.join(_cells(line, section.model))} |" for line in section.lines]
+    notes = [f"- {line.name}: {_clean(line.note)}" for line in section.lines if line.note]
+    return [*text, *([""] if notes else []), *notes]
+
+
+def _cells(line: Line, model: str) -> list[str]:
+    name = line.name if line.headline else f"*{line.name}*"
+    name += f", {line.model}" if line.headline and line.model != model else ""
+    drafter = line.drafter or ("none" if line.speed is not None else "")
+    trained = f"{drafter}; {line.trained}" if line.trained else drafter
+    fewer = _number(line.fewer_calls)
+    if line.fewer_calls is not None and line.fewer_calls_error:
+        fewer += f" ± {line.fewer_calls_error:.2f}"
+    paper = "; ".join(filter(None, (line.headline, line.headline_is)))
+    return [
+        line.rank or "",
+        name,
+        line.promise or "",
+        _clean(trained),
+        line.saw or "",
+        _number(line.acceptance_length),
+        fewer,
+        _number(line.speed, "x"),
+        _number(line.least),
+        _number(line.most),
+        _quality(line),
+        paper,
+        line.differs or ("" if line.speed is not None else "not run"),
+    ]
+
+
+def _quality(line: Line) -> str:
+    if line.value is None:
+        return ""
+    text = f"{line.quality} {line.value:.3f}"
+    text += "" if line.error is None else f" ± {line.error:.3f}"
+    text += "" if line.plain_value is None else f" (plain {line.plain_value:.3f})"
+    if line.second_value is not None:
+        text += f", {line.second_quality} {line.second_value:.1f}"
+    return text
+
+
+def _moves(moves: Sequence[Move]) -> list[str]:
+    text = ["## What moved when it was run again", ""]
+    if not moves:
+        return [*text, "No row by more than its spread."]
+    text += ["Rows whose spreads of both runs do not overlap:", ""]
+    text += ["| section | row | before | now |", "|---|---|---|---|"]
+    return [
+        *text,
+        *(f"| {one.section} | {one.name} | {one.before} | {one.after} |" for one in moves),
+    ]
+
+
+def _span(speed: float, least: float, most: float) -> str:
+    return f"{speed:.2f}x ({least:.2f} to {most:.2f})"
+
+
+def _number(value: float | None, unit: str = "") -> str:
+    return "" if value is None else f"{value:.2f}{unit}"
+
+
+def _clean(text: str | None) -> str:
+    return " ".join((text or "").split()).replace("|", "/")

@@ -1,0 +1,73 @@
+"""Lines: ranks by spreads, reasons by figures, and what a card says of a draft model."""
+
+from __future__ import annotations
+
+import pytest
+
+from mmspec.bench.results.lines import Line, describe_training, explain, lines_of, rank, unbuilt
+from mmspec.bench.results.records import Record
+from mmspec.bench.results.systems import System, plan, read_systems, select
+from mmspec.bench.row import Row
+
+
+def timed(name: str, speed: float | None, least: float = 0.0, most: float = 0.0) -> Line:
+    return Line("vlm", name, "zoo:llava", speed=speed, least=least, most=most)
+
+
+def test_rows_whose_spreads_overlap_share_ranks() -> None:
+    lines = [
+        *(timed("slow", 0.5, 0.4, 0.6), timed("b", 1.9, 1.7, 2.1), timed("untimed", None)),
+        *(timed("a", 2.0, 1.8, 2.2), timed("c", 1.65, 1.6, 1.75), timed("fast", 3.0, 2.9, 3.1)),
+    ]
+    found = {one.name: one.rank for one in rank(lines)}
+    # c overlaps b, not a
+    assert found == {"fast": "1", "a": "2-3", "b": "2-4", "c": "3-4", "slow": "5", "untimed": None}
+
+
+@pytest.mark.parametrize(
+    ("speed", "fewer", "trained", "word"),
+    [
+        (2.5, 3.0, True, "reached"),
+        (1.1, 3.0, True, "scale"),
+        (1.1, 1.5, True, "drafter"),
+        (1.1, 1.5, False, "task"),
+        (None, None, True, None),
+    ],
+)
+def test_a_word_says_why_a_figure_is_another(
+    speed: float | None, fewer: float | None, trained: bool, word: str | None
+) -> None:
+    assert explain(System("A", "vlm", "≤ 2x", best=2.0), speed, fewer, trained) == word
+    told = System("A", "vlm", "≤ 2x", best=2.0, differs="measure")
+    assert explain(told, speed, fewer, trained) == (word and "measure")
+
+
+def test_a_lossy_system_stands_beside_the_pipeline_in_as_many_calls() -> None:
+    (job,) = select(plan(), None, ["speca"])
+    quality = {"facts right": {"value": 0.9, "error": 0.02, "gap": -0.05, "gap_error": 0.01}}
+    own = Row("speca", False, speedup_end_to_end=1.2, qualities=quality, drafter_saw="nothing")
+    control = Row("pipeline, 34 steps", False, speedup_end_to_end=2.9)
+    record = Record(
+        {"drafters": {}}, (Row("plain"), own), (Row("pipeline"), control), {}, {}, 1, 1, 0
+    )
+    lines = lines_of(job, record)
+    assert [line.name for line in lines] == ["SpeCa", "SpeCa: pipeline, 34 steps"]
+    assert [line.headline for line in lines] == ["≤ 7.3x", None]
+    assert (lines[0].value, lines[0].error) == (0.9, 0.02)
+    assert lines[0].plain_value == pytest.approx(0.95)
+    assert lines[0].differs == "task"
+
+
+def test_rows_that_are_not_measured_say_why() -> None:
+    (job,) = select(plan(), None, ["hivis"])
+    assert lines_of(job, None)[0].note == "not measured yet"
+    assert lines_of(job, None, "it needs a head")[0].note == "it needs a head"
+    sv = next(one for one in read_systems() if one.name == "SV")
+    assert "whole answers" in (unbuilt(sv, job.group).note or "")
+
+
+def test_the_card_tells_how_a_draft_model_was_trained() -> None:
+    told = describe_training("zoo:whisper-drafter", "specasr")
+    assert told == "here: 900 steps, 6 min"
+    assert describe_training("zoo:llava-drafter", "spec-llava").startswith("here: distilled on")
+    assert describe_training("/somewhere", "specasr") == "given by the user"

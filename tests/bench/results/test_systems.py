@@ -1,0 +1,63 @@
+"""The systems of the page: all 47 of the survey, once each, with recipes that exist."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+
+from mmspec import recipes
+from mmspec.bench.results.lines import DIFFERS
+from mmspec.bench.results.systems import plan, read_groups, read_systems, select
+
+OF_TABLE_5 = {"vlm": 17, "vla": 4, "video": 6, "speech": 6, "image": 11, "diffusion": 3}
+MERGED = {"recognition": "speech", "synthesis": "speech", "mar": "image"}
+
+
+def test_the_systems_are_those_of_the_survey() -> None:
+    found = Counter(MERGED.get(one.group, one.group) for one in read_systems())
+    assert found == OF_TABLE_5
+    assert sum(found.values()) == len({one.name for one in read_systems()}) == 47
+
+
+def test_a_system_has_a_recipe_or_says_why_not() -> None:
+    known = recipes.names()
+    for one in read_systems():
+        assert (one.recipe in known) != bool(one.without), one.name
+        assert one.group in read_groups()
+        assert one.differs is None or one.differs in DIFFERS
+        assert (one.best is None) == (one.headline == "not found")
+        assert one.best is None or f"{one.best:g}" in one.headline or f"{one.best}" in one.headline
+
+
+def test_every_system_with_a_recipe_is_measured_and_every_target_has_baselines() -> None:
+    jobs = plan()
+    named = [job.name for job in jobs if job.system is not None]
+    assert named == [
+        one.name
+        for group in read_groups()
+        for one in read_systems()
+        if one.group == group and one.recipe
+    ]
+    targets = {(job.group.name, job.model) for job in jobs}
+    assert {(j.group.name, j.model) for j in jobs if j.is_baselines} == targets
+    assert all(job.peers for job in jobs if job.is_baselines)
+    lossy = next(job for job in jobs if job.name == "SpeCa")
+    assert lossy.peers  # beside the pipeline in as many calls
+    assert not next(job for job in jobs if job.name == "ASD").peers
+
+
+def test_another_target_is_of_the_vision_language_rows_alone() -> None:
+    jobs = plan("zoo:qwen2.5-vl")
+    assert {job.model for job in jobs if job.group.name == "vlm"} == {"zoo:qwen2.5-vl"}
+    assert {job.model for job in jobs if job.group.name == "mar"} == {"zoo:mar"}
+
+
+def test_rows_are_selected_by_section_system_and_recipe() -> None:
+    jobs = plan()
+    assert {job.group.name for job in select(jobs, ["mar"], None)} == {"mar"}
+    assert [job.name for job in select(jobs, None, ["hivis", "MASSV"])] == ["MASSV", "HiViS"]
+    assert all(job.is_baselines for job in select(jobs, None, ["baselines"]))
+    for modality, only in ((["vlmm"], None), (None, ["hivs"])):
+        with pytest.raises(ValueError, match="did you mean"):
+            select(jobs, modality, only)

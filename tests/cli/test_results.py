@@ -1,0 +1,80 @@
+"""`mmspec bench results`: it lists, measures once, resumes, and refuses what it cannot read."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from mmspec.bench.results.records import Effort, Store, describe
+from mmspec.bench.results.systems import plan, select
+from mmspec.cli import results as command
+from tests.cli.running import fail, run
+
+QUICK = ("--prompts", "1", "--repeats", "1")
+
+
+def test_a_dry_run_lists_every_row_with_its_settings(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work = ("--work", str(tmp_path / "rows"))
+    found = run(capsys, "bench", "results", "--dry-run", "--modality", "mar", *QUICK, *work)
+    assert [one["job"] for one in found] == ["baselines of zoo:mar", "CSpD"]
+    assert found[1]["drafters"] == {"cspd": "zoo:mar-drafter"}
+    assert (found[1]["prompts"], found[1]["measured"]) == (1, False)
+    assert not (tmp_path / "rows").exists()
+
+
+def test_wrong_files_and_names_are_refused_before_anything_is_measured(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    other = tmp_path / "other.json"
+    other.write_text("{}")
+    out = ("--out", str(tmp_path / "a.md"))
+    for options, why in (
+        (("--out", str(tmp_path / "none" / "a.md")), "there is no folder"),
+        (("--out", str(tmp_path / "a.csv")), "cannot be written"),
+        ((*out, "--compare", str(other)), "is no page of results"),
+        (("--only", "hivs"), "did you mean 'hivis'"),
+        (("--vlm-model", "zoo:lava"), "lava"),
+    ):
+        assert why in fail(capsys, "bench", "results", *options)[1]
+
+
+def test_an_interrupted_run_keeps_the_rows_before(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs, store, done = select(plan(), ["mar"], None), Store(tmp_path), []
+
+    def measure(job, settings, effort, json):  # type: ignore[no-untyped-def]
+        if job.name == "CSpD":
+            raise KeyboardInterrupt
+        done.append(job.name)
+        return command.Record(settings, (), (), {}, {}, 1, 1, 0.0)
+
+    monkeypatch.setattr(command, "measure", measure)
+    for _ in range(2):
+        with pytest.raises(KeyboardInterrupt, match="interrupted at CSpD; the rows before are in"):
+            command.measure_all(jobs, store, Effort(), True)
+    assert done == ["baselines of zoo:mar"]
+    assert store.find(describe(jobs[0], Effort())) is not None
+
+
+@pytest.mark.slow
+def test_a_row_is_measured_once_and_compared(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    work, out = ("--work", str(tmp_path / "rows")), tmp_path / "a.md"
+    given = ("bench", "results", "--only", "ctc-ssd", *QUICK, *work, "--out")
+    run(capsys, *given, str(out))
+    first = {file.name: file.read_bytes() for file in (tmp_path / "rows").iterdir()}
+    again = run(capsys, *given, str(tmp_path / "b.md"), "--compare", str(out.with_suffix(".json")))
+    assert {file.name: file.read_bytes() for file in (tmp_path / "rows").iterdir()} == first
+    assert (again["moved"], again["repeated"]) == (0, 1)
+    sections = json.loads(out.with_suffix(".json").read_text())["sections"]
+    lines = {one["name"]: one for section in sections for one in section["lines"]}
+    assert lines["CTC-SSD"]["speed"] > 0
+    assert lines["CTC-SSD"]["quality"] == "word error rate"
+    assert lines["SMUD"]["note"] == "not measured yet"
+    assert (tmp_path / "a-recognition.svg").exists()
