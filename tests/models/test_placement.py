@@ -119,6 +119,21 @@ def test_offloaded_models_decode_as_they_do_in_memory(
     assert torch.equal(fast.generate(IDS, max_new_tokens=12).sequences, expected)
 
 
+def test_large_trees_read_an_offloaded_target_seldom(tmp_path: Path) -> None:
+    """SpecExec: every call reads the weights from disk, so their number is what counts."""
+    model, drafter = offload(tmp_path, ("model.layers.0",)), zoo.load("llava-text-drafter")
+    expected = drafter.generate(IDS, max_new_tokens=24, do_sample=False)
+    with torch.no_grad():  # a worse draft model
+        for weight in drafter.parameters():
+            weight.add_(0.1 * weight.std() * torch.randn_like(weight))
+    calls = {}
+    for recipe in ("coupled", "specexec"):
+        out = mmspec.accelerate(model, recipe, drafter=drafter).generate(IDS, max_new_tokens=24)
+        assert torch.equal(out.sequences, expected)
+        calls[recipe] = out.stats.target_calls
+    assert calls["specexec"] < calls["coupled"]
+
+
 @pytest.mark.skipif(find_spec("torchao") is None, reason="needs torchao")
 @pytest.mark.parametrize("bits", ["int8", "int4"])
 def test_quantized_models_decode_as_their_own_generate(bits: str, tmp_path: Path) -> None:

@@ -26,8 +26,9 @@ class BestFirstTree(RankedTree):
     one (delta-stepping, Meyer & Sanders 2003): 0 is Dijkstra's search, node by node; infinity goes
     level by level. A node has at most `branch` children: the best, and those with at least
     `threshold` times its probability (structural pruning, Spec-LLaVA); a threshold above 1 gives a
-    chain. Nodes are selected by identity, so proposals are DET or RACE, as in `DynamicTree`. Raises
-    ValueError for invalid sizes.
+    chain. No node is further than `farthest` nats, except the best child of an expanded one. Nodes
+    are selected by identity, so proposals are DET or RACE, as in `DynamicTree`. Raises ValueError
+    for invalid sizes.
     """
 
     nodes: int = 32
@@ -35,14 +36,16 @@ class BestFirstTree(RankedTree):
     step: float = 0.5
     branch: int = 8
     threshold: float = 0.0
+    farthest: float = math.inf
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
     sizes: ClassVar[tuple[str, ...]] = ("nodes", "depth", "branch")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if not (self.step >= 0 and self.threshold >= 0):
+        if not (self.step >= 0 and self.threshold >= 0 and self.farthest >= 0):
             raise ValueError(
-                f"step={self.step}, threshold={self.threshold}: neither may be below 0"
+                f"step={self.step}, threshold={self.threshold}, farthest={self.farthest}: none may "
+                "be below 0"
             )
 
     @property
@@ -53,7 +56,7 @@ class BestFirstTree(RankedTree):
         self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
     ) -> GrownDraft:
         forest = Forest(model, context, state, kind, min(self.branch, context.vocabulary))
-        rows = [_Search(forest, row, depth) for row in range(context.batch)]
+        rows = [_Search(forest, row, depth, self.farthest) for row in range(context.batch)]
         for row, choice in zip(rows, forest.root(), strict=True):
             row.add(-1, choice, self.threshold)
         while any(nodes_per_row := [row.nearest(self.nodes, self.step) for row in rows]):
@@ -73,6 +76,7 @@ class _Search:
     forest: Forest
     row: int
     depth: int
+    farthest: float  # nats
     distances: list[float] = field(default_factory=list)
     expanded: set[int] = field(default_factory=set)
 
@@ -81,7 +85,8 @@ class _Search:
         base = 0.0 if parent < 0 else self.distances[parent]
         for token, log_prob in zip(choice.tokens, choice.log_probs, strict=True):
             likely = log_prob - choice.log_probs[0] >= _log(threshold)
-            if (likely and log_prob > -math.inf) or token == choice.tokens[0]:
+            likely = likely and -math.inf < log_prob and base - log_prob <= self.farthest
+            if likely or token == choice.tokens[0]:
                 self.forest.add(self.row, token, parent)
                 self.distances.append(base + max(-log_prob, 0.0))
 
@@ -91,7 +96,9 @@ class _Search:
         unread = [
             node
             for node in self.best(max_nodes)
-            if node not in self.expanded and depths[node] + 1 < self.depth
+            if node not in self.expanded
+            and depths[node] + 1 < self.depth
+            and self.distances[node] <= self.farthest
         ]
         if not unread:
             return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -82,6 +83,26 @@ def test_unlikely_siblings_are_not_drafted() -> None:
             ids = torch.tensor([[*texts[0], *path[:-1]]])
             distribution = model(input_ids=ids).logits[0, -1].softmax(-1)
         assert distribution[path[-1]] >= 0.5 * distribution.max() - 1e-6
+
+
+def test_far_paths_are_not_drafted() -> None:
+    shape = BestFirstTree(nodes=40, depth=3, step=0.7, branch=4)
+    wide = watched(shape)[0]
+    near = watched(replace(shape, farthest=3.0))[0]
+    assert wide[1] == near[1]
+    model, text = tiny(), wide[1][0]
+    limit = math.exp(-3.0)
+    firsts = {path for path in paths(wide[0]) if mass_of(model, text, path) >= limit}
+    assert firsts <= set(paths(near[0])) < set(paths(wide[0]))
+    inner = {path[:-1] for path in paths(near[0]) if len(path) > 1}
+    assert all(mass_of(model, text, path) >= limit for path in inner)
+
+
+@torch.no_grad()
+def mass_of(model: Any, text: list[int], path: tuple[int, ...]) -> float:
+    """The probability of a path after a text."""
+    logits = model(input_ids=torch.tensor([[*text, *path]])).logits[0].log_softmax(-1)
+    return math.exp(sum(float(logits[len(text) - 1 + at, one]) for at, one in enumerate(path)))
 
 
 @pytest.mark.parametrize(
