@@ -155,7 +155,7 @@ class FeatureDraft(DraftModel):
         A `draft` (B, N) with `draft_states` (1, N, D) is read after them, and not cached.
         """
         unread = self._unread_block(context, state, draft, draft_states)
-        out = self._read(state, unread.block, unread.more[0])
+        out = self.read_block(state, unread.block, unread.more[0])
         unread.commit()
         return out
 
@@ -201,7 +201,7 @@ class FeatureDraft(DraftModel):
         layout = nodes.block(state.memory.like).repeat_batch(branches)
         depths = nodes.layout.depths + 1
         steps = depths if len(depths) == 1 else depths.repeat(branches, 1)
-        state.states_per_step.append(self._read(state, layout, states, steps))
+        state.states_per_step.append(self.read_block(state, layout, states, steps))
         logits = self.logits(context, state.states_per_step[-1])
         return draft_distribution(context, logits, nodes.prefix(context), depths)
 
@@ -239,9 +239,11 @@ class FeatureDraft(DraftModel):
         made = self.graphs
         return None if made is None else GraphSteps(made, made.make, predict, feed)
 
-    def _read(
+    def read_block(
         self, state: HeadState, layout: TokenBlock, states: Tensor, steps: Tensor | int = 0
     ) -> Tensor:  # (R, q, D)
+        """The head's states of a block, from the `states` (R, q, D) before its tokens."""
+
         def run_eager() -> Tensor:
             return self._read_eager(state, layout, states, steps)
 
@@ -267,10 +269,8 @@ class FeatureDraft(DraftModel):
             positions = state.memory.spread_axes(positions)
         embeds = (self.head.embeddings or self.backbone.embed)(layout.tokens)
         marks = SlotMarks(steps, None, state.global_vector)
-        cache = state.memory.cache
-        out: Tensor = self.head(
-            embeds, states, masks, positions, past_key_values=cache, marks=marks
-        )
+        how: Any = {"past_key_values": state.memory.cache, "marks": marks}
+        out: Tensor = self.head(embeds, states, masks, positions, **how)
         return out
 
     def logits(self, context: Context, states: Tensor) -> Tensor:  # (R, n, D) -> (B, n, V)
