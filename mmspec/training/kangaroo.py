@@ -63,9 +63,9 @@ def new_adapter(target: Reader, counts: Tensor, **changes: Any) -> KangarooAdapt
 
 
 def new_imitation(target: Reader, counts: Tensor, **changes: Any) -> KangarooAdapter:
-    """Make an untrained adapter after the first quarter of a target's layers."""
+    """Make an untrained adapter with an MLP after the first quarter of a target's layers."""
     quarter = max(len(target.layers) // 4, 1)
-    return new_adapter(target, counts, **{"exit_layer": quarter, **changes})
+    return new_adapter(target, counts, **{"exit_layer": quarter, "has_mlp": True, **changes})
 
 
 KANGAROO = HeadTraining(new_adapter, kangaroo_loss, check_adapter, rate=1e-4)

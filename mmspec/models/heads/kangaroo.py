@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.models.llama.modeling_llama import (
     LlamaAttention,
+    LlamaDecoderLayer,
     LlamaRMSNorm,
     LlamaRotaryEmbedding,
 )
@@ -26,13 +27,17 @@ from mmspec.models.llama_layers import LlamaHead
 
 
 class KangarooAdapterConfig(StateHeadConfig):
-    """`hidden_size` and `vocab_size` are the target's; `exit_layer` is its last layer that runs."""
+    """`hidden_size` and `vocab_size` are the target's; `exit_layer` is its last layer that runs.
+
+    `has_mlp` adds an MLP of width `intermediate_size` after the attention (FastVLM).
+    """
 
     model_type = "kangaroo"
     supported_choices: ClassVar[frozenset[str]] = frozenset()
 
     num_hidden_layers: int = 1
     exit_layer: int = 2
+    has_mlp: bool = False
 
     @classmethod
     def of(cls, config: Any, vocabulary: int, **changes: Any) -> Any:
@@ -66,7 +71,8 @@ class KangarooAdapter(LlamaHead):
 
     def __init__(self, config: KangarooAdapterConfig) -> None:
         super().__init__(config)
-        self.layers = nn.ModuleList([AttentionLayer(config)])
+        layer = LlamaDecoderLayer(config, 0) if config.has_mlp else AttentionLayer(config)
+        self.layers = nn.ModuleList([layer])
         self.norm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         self.rotary_emb = LlamaRotaryEmbedding(config)
         self.post_init()  # type: ignore[no-untyped-call]
