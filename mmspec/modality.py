@@ -45,6 +45,7 @@ class Entry:
     sees: str = "nothing"  # what a draft model sees of the prompt
     settings: Mapping[str, Any] = field(default_factory=dict)  # defaults of calls
     recipe: str | None = None  # of a target: the default of commands
+    recipes: Sequence[str] = ()  # of a draft model: those that it is made for; empty = any
 
     @staticmethod
     def read_entries(package: str) -> tuple[Entry, ...]:
@@ -147,8 +148,7 @@ def parse_settings(cls: type, given: Mapping[str, Any]) -> Any:
             raise ValueError(f"{name}={value!r} is too small; give at least {limits['min']}")
         if "max" in limits and value > limits["max"]:
             raise ValueError(f"{name}={value!r} is too large; give at most {limits['max']}")
-    missing = [one.name for one in fields(cls) if one.name not in given and one.default is MISSING]
-    if missing:
+    if missing := [n for n, one in known.items() if n not in given and one.default is MISSING]:
         raise ValueError(f"{', '.join(missing)} is missing; give it")
     return cls(**given)
 

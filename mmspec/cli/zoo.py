@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -18,9 +18,11 @@ from mmspec.cli.output import (
     show_progress,
     silence_libraries,
 )
+from mmspec.zoo.heads import train_heads
 
 app = typer.Typer(help="The bundled models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of `mmspec zoo list`.")]
+HEADS, TARGET = "heads", "llava-chat"
 COLUMNS = ("name", "modality", "kind", "sees", "target", "drafter", "present", "description")
 
 
@@ -52,7 +54,9 @@ def path(name: Name, json: Json = False) -> None:
 
 @app.command()
 def train(
-    name: Name,
+    name: Annotated[
+        str, typer.Argument(help="A name of `mmspec zoo list`, or `heads` with --all.")
+    ],
     out: Annotated[
         Path | None, typer.Option(help="Folder to write; default: the folder of the bundled model.")
     ] = None,
@@ -61,17 +65,40 @@ def train(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, max=2**63 - 1)] = 0,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing model.")] = False,
+    all_heads: Annotated[
+        bool, typer.Option("--all", help="With `heads`: all draft models of --target; resumes.")
+    ] = False,
+    target: Annotated[
+        str | None, typer.Option(help="With `heads`: the target; default: llava-chat.")
+    ] = None,
+    minutes: Annotated[
+        float | None,
+        typer.Option(help="CPU minutes of one core per draft model; default: 20."),
+    ] = None,
+    answers: Annotated[
+        Path | None, typer.Option(help="Folder of the target's answers; default: in the cache.")
+    ] = None,
     json: Json = False,
 ) -> None:
     """Train a model from a seed and measure it."""
+    if (name == HEADS) != all_heads or (target is not None and not all_heads):
+        raise ValueError(
+            f"`mmspec zoo train {HEADS} --all` trains all draft models of --target; give both "
+            f"{HEADS} and --all, or the name of one model alone"
+        )
     silence_libraries()
+    budget = {"minutes": minutes, "answers": answers}
+    more = {option: value for option, value in budget.items() if value is not None}
     try:
+        if all_heads:
+            _train_heads(target or TARGET, out, steps, seed, force, json, more)
+            return
         with show_progress(json) as bar:
 
             def report_step(stage: str, step: int, total: int, loss: float) -> None:
                 bar(stage, step, total)
 
-            report = zoo.train(name, out, steps, seed, report_step, force)
+            report = zoo.train(name, out, steps, seed, report_step, force, **more)
     except KeyboardInterrupt as stop:
         print_error(str(stop) or "interrupted")
         raise typer.Exit(130) from stop
@@ -80,3 +107,33 @@ def train(
         return
     console().print(f"[bold]{name}[/bold]")
     print_pairs(list(report.items()))
+
+
+def _train_heads(
+    target: str,
+    out: Path | None,
+    steps: int | None,
+    seed: int,
+    force: bool,
+    json: bool,
+    more: dict[str, Any],
+) -> None:
+    """Train the draft models of a target; print a line for each when it is done."""
+    reports = []
+    with show_progress(json) as bar:
+
+        def progress(name: str) -> Any:
+            def report_step(stage: str, step: int, total: int, loss: float) -> None:
+                bar(f"{name}: {stage}", step, total)
+
+            return report_step
+
+        given = {"steps": steps, "seed": seed, "force": force, "progress": progress, **more}
+        for report, is_new in train_heads(target, out=out, **given):
+            reports.append(report)
+            if not json:
+                accepted = report.get("acceptance", {}).get("all")
+                state = "trained" if is_new else "is there already"
+                console().print(f"{report['name']}: {state}, {accepted} tokens per round")
+    if json:
+        print_json(reports)

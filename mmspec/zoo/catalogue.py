@@ -71,15 +71,21 @@ def holds_model(folder: Path) -> bool:
 def drafter_for(model: str, recipe: Recipe) -> str | None:
     """Return the `zoo:NAME` of a draft model for the target `zoo:NAME` and a recipe.
 
-    A draft model whose `sees` equals that of the recipe is preferred. None if no draft model fits,
-    the recipe takes none, or the target is not a bundled checkpoint.
+    Preferred is one that names the recipe, then one that names none, and of these one whose `sees`
+    equals that of the recipe. None if no draft model fits, the recipe takes none, or the target is
+    not a bundled checkpoint.
     """
     if not recipe.takes_drafter or not model.startswith(registry.ZOO):
         return None
     target = info(model)
     small = [one for one in map(info, names()) if one.target == target.name]
     fits = [one for one in small if any(kind.owns(path(one.name)) for kind in recipe.draft_model)]
-    fits.sort(key=lambda one: (one.sees != recipe.sees, one.name != target.drafter))
+    fits.sort(
+        key=lambda one: (
+            *(recipe.name not in one.recipes, bool(one.recipes)),
+            *(one.sees != recipe.sees, one.name != target.drafter),
+        )
+    )
     return registry.ZOO + fits[0].name if fits else None
 
 

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, Protocol
 
 from mmspec.modality import Entry
 from mmspec.training.fitting import TrainingProgress, silent
 from mmspec.zoo.catalogue import holds_model, info, is_present, load, path
 
+MEASURED = "measured.json"  # the report of a draft model with a budget
 _TRIAL = 2  # held-out examples for the evaluation of a run with `steps`
 
 
@@ -34,64 +36,124 @@ class Trainer(Protocol):
     ) -> dict[str, float]: ...  # evaluates the written checkpoint
 
 
+class BudgetTrainer(Protocol):
+    """A `Trainer` of draft models for CPU minutes instead of steps, on a pool of answers.
+
+    `answers` is the folder of the pool; None = in the user's cache.
+    """
+
+    ABOUT: str
+    NOTES: str
+    HELD_OUT: int
+    MINUTES: float  # the default
+
+    def names(self, target: str) -> list[Entry]: ...  # the draft models of a target, in order
+
+    def train(
+        self,
+        entry: Entry,
+        folder: Path,
+        steps: int | None,
+        seed: int,
+        progress: TrainingProgress,
+        minutes: float,
+        answers: Path | None,
+    ) -> dict[str, Any]: ...
+
+    def measure(
+        self, entry: Entry, folder: Path, count: int, answers: Path | None
+    ) -> dict[str, Any]: ...
+
+
 def train(
-    name: str,
+    name: str | Entry,
     out: Path | None = None,
     steps: int | None = None,
     seed: int = 0,
     progress: TrainingProgress = silent,
     force: bool = False,
+    minutes: float | None = None,
+    answers: Path | None = None,
 ) -> dict[str, Any]:
     """Train a checkpoint, write it to `out` (default: its folder in the package) and evaluate it.
 
     `steps` limits every stage. Checkpoints that it is trained on must exist. The folder is created
     at the end; `force` allows to replace an existing one. An interrupted run leaves its weights in
     a folder with the suffix ".part". The report is measured on the written files and is part of
-    the model card. Raises ValueError if the folder holds other files.
+    the model card. A draft model with a `BudgetTrainer` is trained for `minutes` on the pool in
+    `answers`; its report is also written to "measured.json". Raises ValueError if the folder holds
+    other files, and for minutes of others.
     """
     import torch
 
-    entry = info(name)
-    folder = (path(entry.name) if out is None else Path(out)).resolve()
+    entry = name if isinstance(name, Entry) else info(name)
+    folder = (folder_of(entry) if out is None else Path(out)).resolve()
     _check(entry, folder, force)
-    trainer = cast(Trainer, _import_trainer(entry))
+    trainer = import_module_of(entry.trainer, entry.name)
+    options = _budget_options(entry, trainer, minutes, answers)
     part = folder.with_name(f"{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     started = time.monotonic()
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(seed)
-            made = trainer.train(entry, part, steps, seed, progress)
-        minutes = round((time.monotonic() - started) / 60, 1)
+            made = trainer.train(entry, part, steps, seed, progress, **options)
+        wall = round((time.monotonic() - started) / 60, 1)
         size = sum(file.stat().st_size for file in part.rglob("*.safetensors"))
-        found = trainer.measure(entry, part, trainer.HELD_OUT if steps is None else _TRIAL)
+        options.pop("minutes", None)
+        count = trainer.HELD_OUT if steps is None else _TRIAL
+        found = trainer.measure(entry, part, count, **options)
     except BaseException as error:
         if isinstance(error, KeyboardInterrupt) and holds_model(part):
             raise KeyboardInterrupt(f"interrupted; the weights so far are in {part}") from error
         shutil.rmtree(part, ignore_errors=True)
         raise
-    report = {"name": entry.name, "seed": seed, **made, "minutes": minutes, "bytes": size, **found}
+    trial = {} if steps is None or not options else {"limit_of_steps": steps}
+    report = {"name": entry.name, "seed": seed, **trial, **made, "minutes": wall, "bytes": size}
+    report |= found
     (part / "README.md").write_text(_card(entry, trainer, report))
+    if options:
+        (part / MEASURED).write_text(json.dumps(report, indent=2) + "\n")
     _put(part, folder)
     return report
 
 
-def _import_trainer(entry: Entry) -> Any:
-    """Import the trainer of a checkpoint; `tools` is in the repository and not in the wheel.
+def folder_of(entry: Entry) -> Path:
+    """The folder of a checkpoint in the package, also of one that the catalogue does not list."""
+    return path(entry.target or entry.name).with_name(entry.name)
+
+
+def _budget_options(
+    entry: Entry, trainer: Any, minutes: float | None, answers: Path | None
+) -> dict[str, Any]:
+    """What a `BudgetTrainer` takes in addition. Raises ValueError where another one gets it."""
+    default = vars(trainer).get("MINUTES")
+    if default is not None:
+        return {"minutes": default if minutes is None else minutes, "answers": answers}
+    if minutes is not None or answers is not None:
+        raise ValueError(
+            f"{entry.name} is trained for a number of steps and on answers of its own; drop "
+            "--minutes and --answers"
+        )
+    return {}
+
+
+def import_module_of(module: str, what: str) -> Any:
+    """Import a trainer of `what`; `tools` is in the repository and not in the wheel.
 
     Raises ValueError outside a checkout.
     """
-    if entry.trainer.startswith("tools."):
+    if module.startswith("tools."):
         checkout = Path(__file__).resolve().parents[2]
         if not (checkout / "tools" / "zoo" / "__init__.py").is_file():
             raise ValueError(
-                f"{entry.name} is trained by the module {entry.trainer}, which is not part of the "
+                f"{what} is trained by the module {module}, which is not part of the "
                 "installed package; run `mmspec zoo train` in a checkout of the repository that "
                 "was installed with `pip install -e .`"
             )
         if str(checkout) not in sys.path:
             sys.path.append(str(checkout))
-    return import_module(entry.trainer)
+    return import_module(module)
 
 
 def require_checkpoint(name: str) -> Path:
@@ -145,9 +207,20 @@ def _put(part: Path, folder: Path) -> None:
 
 def _card(entry: Entry, trainer: Trainer, report: dict[str, Any]) -> str:
     """Write the model card: description, training command, figures and their meaning."""
-    figures = "".join(f"| {key.replace('_', ' ')} | {value} |\n" for key, value in report.items())
+    figures = "".join(
+        f"| {key.replace('_', ' ')} | {_format(value)} |\n" for key, value in report.items()
+    )
     return (
         f"# {entry.name}\n\n{entry.description}\n\n{trainer.ABOUT.strip()}\n\n"
         f"Made by:\n\n```\nmmspec zoo train {entry.name}\n```\n\n"
         f"| | |\n|---|---|\n{figures}\n{trainer.NOTES}"
     )
+
+
+def _format(value: Any) -> str:
+    """A figure of a card: "caption 3.1, chart 2.4" and "1.2, 0.9" where there are several."""
+    if isinstance(value, Mapping):
+        return ", ".join(f"{name} {_format(one)}" for name, one in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_format, value))
+    return "-" if value is None else str(value)

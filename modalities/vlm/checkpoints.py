@@ -7,15 +7,24 @@ from typing import Any
 
 import torch
 
-from mmspec.drafters.neural.feature_head import EAGLE3_HEAD, FEATURE_HEAD
+from mmspec.drafters.neural.aasd import AASD_HEAD
+from mmspec.drafters.neural.elastic_head import ELASTIC_HEAD
+from mmspec.drafters.neural.feature_head import EAGLE3_HEAD, FEATURE_HEAD, state_head
 from mmspec.drafters.neural.hydra import HYDRA_HEADS
+from mmspec.drafters.neural.kangaroo import KANGAROO_ADAPTER
 from mmspec.drafters.neural.multi_token import MEDUSA_HEADS
+from mmspec.drafters.neural.semi_autoregressive import SEMI_AUTOREGRESSIVE_HEAD
 from mmspec.modality import Entry
+from mmspec.models.heads.dream import DreamHead
 from mmspec.models.loading import load_model
 from mmspec.recipe import STATES
 from mmspec.zoo.catalogue import load_folder, load_processor, path
 
-KINDS = (EAGLE3_HEAD, FEATURE_HEAD, HYDRA_HEADS, MEDUSA_HEADS)
+KINDS = (
+    *(EAGLE3_HEAD, FEATURE_HEAD, HYDRA_HEADS, MEDUSA_HEADS),
+    *(ELASTIC_HEAD, KANGAROO_ADAPTER, AASD_HEAD, state_head("DREAM head", DreamHead)),
+    SEMI_AUTOREGRESSIVE_HEAD,
+)
 
 
 def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:
