@@ -1,0 +1,254 @@
+"""Draft models of all systems: budget, pool, examples, control, and a trial of each."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mmspec
+from mmspec import recipes, zoo
+from mmspec.modalities.common.families import make_reader
+from mmspec.models.folder import read_json
+from mmspec.training.fitting import TrainingRun
+from mmspec.zoo.language import examples
+from tools.zoo.vlm.systems import budget, pool
+from tools.zoo.vlm.systems.budget import CpuBudget, LossCurve, fit_until
+from tools.zoo.vlm.systems.examples import (
+    CAPTIONS,
+    PICTURES,
+    TEXT,
+    ExampleSource,
+    cache_states,
+)
+from tools.zoo.vlm.systems.measure import (
+    acceptance,
+    held_out_pool,
+    move_slots,
+    swap_pictures,
+)
+from tools.zoo.vlm.systems.plans import PLANS, entry_of, plan_of
+from tools.zoo.vlm.systems.pool import AnswerPool, SceneRequest, SceneTurn, load_pool
+from tools.zoo.vlm.systems.train import names
+
+TARGET = "llava"
+
+
+# --- budget ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A CPU clock that is set by hand."""
+    made = SimpleNamespace(now=100.0)
+    monkeypatch.setattr(budget.time, "process_time", lambda: made.now)
+    return made
+
+
+def test_a_budget_ends_by_time_and_does_not_count_the_target(clock: Any) -> None:
+    """A step takes 4 s, a forward of the target in it 2 s more; the target calls itself."""
+    weight = nn.Parameter(torch.tensor(4.0))
+
+    class Target(nn.Module):
+        def forward(self, deep: int) -> None:
+            clock.now += 1.0
+            if deep:
+                self(deep - 1)
+
+    target, rates = Target(), []
+    planned, curve = CpuBudget(minutes=1), LossCurve()
+
+    def loss_of(done: float) -> Tensor:
+        target(1)
+        clock.now += 4.0
+        rates.append(done)
+        return weight.square()
+
+    with planned.without(target):
+        steps = fit_until(0.5, planned, curve, loss_of, ((), [weight]), 1e-2, "head", TrainingRun())
+        more = fit_until(
+            1.0, planned, curve, loss_of, ((), [weight]), 1e-2, "head", TrainingRun(steps=3)
+        )
+    assert steps == 8  # of 30 s
+    assert more == 3  # a short trial
+    assert planned.used() == 4.0 * 11
+    assert rates == pytest.approx([at * 4 / 30 for at in range(8)] + [0.0, 4 / 28, 8 / 28])
+    points = [one for one in curve.points() if one is not None]
+    assert points == sorted(points, reverse=True)
+    target(0)
+    assert planned.used() == 4.0 * 11 + 1.0  # its forwards count again
+
+
+# --- pool and examples ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def answers(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AnswerPool]:
+    """Two requests per kind, one of them with a second turn."""
+    folder, patch = tmp_path_factory.mktemp("answers"), pytest.MonkeyPatch()
+    scenes = examples(3, "train", 0, "question")
+    turns = [SceneTurn(one.prompt, one.answer) for one in scenes]
+    made = [
+        SceneRequest(scenes[0].image, "conversation", (turns[0], turns[1])),
+        SceneRequest(scenes[2].image, "question", (turns[2],)),
+    ]
+    patch.setattr(pool, "make_requests", lambda *given: made)
+    yield load_pool(TARGET, 2, folder)
+    patch.undo()
+
+
+@pytest.mark.exhaustive
+def test_later_turns_follow_the_targets_own_answers(answers: AnswerPool) -> None:
+    first, second = (
+        next(one for one in answers.answers if one.category == "conversation" and one.turn == turn)
+        for turn in (0, 1)
+    )
+    assert first.picture == second.picture
+    own = [*first.prompt.tolist(), *first.tokens.tolist()]
+    assert second.prompt.tolist()[: len(own)] == own
+    model, processor = zoo.load(TARGET), zoo.processor(TARGET)
+    out = model.generate(
+        input_ids=second.prompt[None],
+        pixel_values=answers.pixels([second]),
+        do_sample=False,
+        max_new_tokens=len(second.tokens),
+    )
+    assert out[0, len(second.prompt) :].tolist() == second.tokens.tolist()
+    assert second.reference.tolist()[-1] == processor.tokenizer.eos_token_id
+
+
+@pytest.mark.exhaustive
+def test_a_pool_is_continued_and_read_again(
+    answers: AnswerPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*given: Any) -> None:
+        raise AssertionError("generated again")
+
+    monkeypatch.setattr(pool, "answer_requests", refuse)
+    again = load_pool(TARGET, 2, answers.folder.parent)
+    assert [one.tokens.tolist() for one in again.answers] == [
+        one.tokens.tolist() for one in answers.answers
+    ]
+    (file,) = answers.folder.iterdir()
+    moved = file.rename(file.with_suffix(".away"))
+    with pytest.raises(AssertionError, match="generated again"):
+        load_pool(TARGET, 2, answers.folder.parent)
+    moved.rename(file)
+
+
+@pytest.mark.exhaustive
+def test_examples_hold_pictures_text_or_reference_captions(answers: AnswerPool) -> None:
+    reader = make_reader(zoo.load(TARGET))
+    source = ExampleSource(answers, reader, 0, batch=3)
+    shown, text, captions = (source.next(kind) for kind in (PICTURES, TEXT, CAPTIONS))
+    visual = torch.tensor(sorted(reader.visual_ids))
+    assert int(torch.isin(shown.inputs["input_ids"], visual).sum()) == 3 * 36
+    assert shown.inputs["pixel_values"].shape[0] == 3
+    assert not torch.isin(text.inputs["input_ids"], visual).any()
+    assert set(text.inputs) == {"input_ids", "attention_mask"}
+    assert sorted(text.tokens[text.tokens >= 0].tolist()) == sorted(
+        shown.tokens[shown.tokens >= 0].tolist()
+    )
+    references = [one.reference.tolist() for one in answers.answers if one.turn == 0]
+    rows = [[one for one in row if one >= 0] for row in captions.tokens.tolist()]
+    assert sorted(rows) == sorted(references)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("head", ["msd", "vispec", "hivis", "specflash", "spec-llava", "medusa"])
+def test_losses_are_the_same_from_the_cache(answers: AnswerPool, head: str) -> None:
+    """Of all plans that say so, with pictures and as text."""
+    torch.manual_seed(0)
+    reader, plan = make_reader(zoo.load(TARGET)), PLANS[head]
+    caches = cache_states(answers, reader)
+    more = {"processor": zoo.processor(TARGET)} if plan.sees == "pixels" else {}
+    counts = torch.zeros(reader.vocabulary, dtype=torch.int64)
+    made = plan.begin(reader, counts, **plan.changes, **more)
+    for stage in plan.stages:
+        found = []
+        for given in ({}, caches):
+            torch.manual_seed(1)
+            source = ExampleSource(answers, reader, 0, caches=given)
+            found.append(float(stage.loss(reader, made, stage.draw(source, 0.4))))
+        assert found[0] == pytest.approx(found[1], rel=1e-4)
+
+
+# --- the control ----------------------------------------------------------------------------------
+
+
+def test_pictures_are_moved_to_the_row_before() -> None:
+    values = torch.arange(12.0).view(3, 4, 1)
+    moved = move_slots(values, [[-3, -2], [-4, -3], [-2, -1]])[..., 0].tolist()
+    assert moved == [[0, 4, 5, 3], [10, 11, 6, 7], [8, 9, 1, 2]]
+
+
+@pytest.mark.exhaustive
+def test_a_sighted_drafter_loses_by_other_pictures_and_a_blind_one_does_not(
+    tmp_path: Path,
+) -> None:
+    held_out, model = held_out_pool(TARGET, tmp_path, 6), zoo.load(TARGET)
+    visual = frozenset(zoo.processor(TARGET).tokenizer.convert_tokens_to_ids(["<image>"]))
+    lengths = []
+    for recipe, drafter in (("coupled", "llava-drafter"), ("spd-mllm", "llava-text-drafter")):
+        folder, plan = zoo.path(drafter), recipes.get(recipe)
+        own = acceptance(plan, model, folder, held_out)["all"]
+        lengths.append(
+            (own, acceptance(swap_pictures(plan, visual), model, folder, held_out)["all"])
+        )
+    assert lengths[0][1] < lengths[0][0] - 1
+    assert lengths[1][1] == lengths[1][0]
+
+
+# --- plans ----------------------------------------------------------------------------------------
+
+
+def test_plans_share_the_budget_and_belong_to_their_recipes() -> None:
+    for head, plan in PLANS.items():
+        assert sum(stage.share for stage in plan.stages) == pytest.approx(1.0)
+        assert plan.recipe in recipes.names("tokens")
+        assert not set(plan.recipes) - set(recipes.names("tokens"))
+        assert plan_of(entry_of(TARGET, head)) is plan
+    assert [one.name for one in names(TARGET)] == [f"{TARGET}-{head}" for head in PLANS]
+    with pytest.raises(ValueError, match=r"llava-nothing has no plan; choose one of .*massv, "):
+        plan_of(zoo.Entry("llava-nothing", "", "", "", TARGET))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("head", PLANS)
+def test_a_short_trial_of_each_is_exact_and_described(
+    head: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """One step of every stage: it loads, drafts for its recipe, and its card says what it is."""
+    entry, plan = entry_of(TARGET, head), PLANS[head]
+    shared = tmp_path_factory.getbasetemp() / "shared-answers"
+    report = mmspec.zoo.train(entry, tmp_path / head, steps=1, minutes=1.0, answers=shared)
+    assert report["steps_of_stages"] == [1] * len(plan.stages)
+    assert report["bytes"] < 700_000
+    assert set(report["acceptance"]) == {"caption", "question", "all"}
+    assert json.loads((tmp_path / head / "measured.json").read_text()) == report
+    card = (tmp_path / head / "README.md").read_text()
+    assert plan.stages[0].about in card
+    assert "| loss curve | " in card
+    assert not read_json(tmp_path / head / "config.json").get("_name_or_path")
+    target, processor = zoo.load(TARGET), zoo.processor(TARGET)
+    one = examples(1, "held-out", 3)[0]
+    text = zoo_prompt(processor, one.prompt)
+    inputs = processor(text=[text], images=[one.image], return_tensors="pt")
+    want = target.generate(**inputs, do_sample=False, max_new_tokens=12)
+    fast = mmspec.accelerate(target, plan.recipe, drafter=tmp_path / head)
+    out = fast.generate(**inputs, do_sample=False, max_new_tokens=12)
+    assert torch.equal(out.sequences, want)
+    assert out.stats.fallback is None
+
+
+def zoo_prompt(processor: Any, prompt: str) -> str:
+    """The chat text of a prompt about one picture."""
+    content = [{"type": "image"}, {"type": "text", "text": prompt}]
+    chat = [{"role": "user", "content": content}]
+    return str(processor.apply_chat_template(chat, add_generation_prompt=True, tokenize=False))

@@ -1,0 +1,119 @@
+"""Small draft models of the survey: their parts, and losses on tokens or on distributions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+
+from mmspec.targets.readers.reader import Reader
+from mmspec.training.heads import TrainingExample, read_example
+from mmspec.training.losses import soft_cross_entropy
+from mmspec.training.small_model import MASSV, TEXT_ONLY, TrainableSmallModel
+from mmspec.zoo.training import load_teacher
+from tools.zoo.vlm.architecture import SIGHTED, llava
+from tools.zoo.vlm.train import save
+from tools.zoo.vlm.training import vision_parameters
+
+SHAPE = {  # of text models: one layer
+    "num_hidden_layers": 1,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 4,
+    "head_dim": 32,
+}
+ENCODER = "llava-drafter"  # whose vision tower sighted draft models begin with
+
+
+class SightedModel(nn.Module):
+    """A small LLaVA in training."""
+
+    def __init__(self, model: Any) -> None:
+        super().__init__()
+        self.model = model.requires_grad_(True)
+
+    @property
+    def config(self) -> Any:
+        return self.model.config
+
+    @property
+    def language_model(self) -> Any:
+        return self.model
+
+    def logits(self, example: TrainingExample) -> Tensor:  # (B, T, V)
+        """Logits of the tokens of an example."""
+        tokens = example.tokens.clamp_min(0)
+        inputs = example.inputs
+        mask = torch.cat((inputs["attention_mask"], torch.ones_like(tokens)), 1)
+        logits: Tensor = self.model(
+            input_ids=torch.cat((inputs["input_ids"], tokens), 1),
+            attention_mask=mask,
+            pixel_values=inputs["pixel_values"],
+            position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
+            use_cache=False,
+            logits_to_keep=tokens.shape[1] + 1,
+        ).logits
+        return logits[:, :-1]
+
+
+def new_text_model(reader: Reader, counts: Tensor, **changes: Any) -> TrainableSmallModel:
+    """An untrained language model that reads text only."""
+    return TEXT_ONLY.begin(reader, counts, **{**SHAPE, **changes})
+
+
+def new_projected_model(reader: Reader, counts: Tensor, **changes: Any) -> TrainableSmallModel:
+    """An untrained language model and projector of the target's vision features (MASSV)."""
+    return MASSV.begin(reader, counts, **{**SHAPE, **changes})
+
+
+@torch.no_grad()
+def new_sighted_model(reader: Reader, counts: Tensor, processor: Any) -> SightedModel:
+    """A small LLaVA: a trained vision tower, and an untrained text model."""
+    model, other = llava(SIGHTED, processor.tokenizer), load_teacher(ENCODER)
+    config: Any = model.config
+    config.text_config.max_position_embeddings = reader.config.max_position_embeddings
+    for own, trained in zip(vision_parameters(model), vision_parameters(other), strict=True):
+        own.copy_(trained)
+    return SightedModel(model)
+
+
+def token_loss(reader: Reader, head: SightedModel, example: TrainingExample) -> Tensor:  # ()
+    """Cross entropy of the target's tokens."""
+    real = example.tokens >= 0
+    logits = head.logits(example)[real].float()
+    return functional.cross_entropy(logits, example.tokens[real])
+
+
+def distillation_loss(reader: Reader, head: SightedModel, example: TrainingExample) -> Tensor:
+    """Cross entropy against the target's distribution of every token (Spec-LLaVA)."""
+    read = read_example(reader, example, "hidden")
+    real = example.tokens >= 0
+    count = real.shape[1]
+    states = read.prompt.features[:, -count - 1 : -1]
+    return soft_cross_entropy(head.logits(example)[real], reader.head(states[real]))
+
+
+def decoder_layers(head: Any) -> nn.Module:
+    """The decoder layers of a small model, whose matrices Muon trains."""
+    layers: nn.Module = head.language_model.get_decoder().layers
+    return layers
+
+
+def projector_parameters(head: TrainableSmallModel) -> list[nn.Parameter]:
+    """What the first stage of MASSV trains."""
+    assert head.projector is not None
+    return list(head.projector.parameters())
+
+
+def save_small(head: Any, folder: Path, processor: Any) -> None:
+    """Write a small model in float16, with its tokenizer or processor."""
+    head.half()
+    if isinstance(head, SightedModel):
+        save(head.model, processor, folder, sees=True)
+        return
+    save(head.language_model, processor, folder, sees=False)
+    head.save_pretrained(folder)
