@@ -43,7 +43,7 @@ def convert(files: Sequence[Path], options: Mapping[str, Any]) -> KangarooAdapte
 
 def export(head: Any, target: str | None) -> PublishedHead:
     """Export an adapter under the authors' names, which do not include its `exit_layer`."""
-    check_head(head, KangarooAdapter, "kangaroo", {"attention_bias": False})
+    check_head(head, KangarooAdapter, "kangaroo", {"attention_bias": False, "has_mlp": False})
     return PublishedHead(llama_config(head.config, "AdapterModel"), copy_tensors(head))
 
 
