@@ -16,6 +16,7 @@ from mmspec.modalities.common import measures
 from mmspec.modalities.common.measures import request_workload
 from mmspec.modalities.vlm import REQUEST_KINDS, tiny_models
 from mmspec.modalities.vlm.formatting import CLIP, read_scene_clip
+from mmspec.modalities.vlm.page_drafts import with_page_drafts
 from mmspec.modality import RunResult, RunResults, Selection, Workload
 from mmspec.recipe import Recipe
 from mmspec.zoo import language
@@ -51,7 +52,8 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
         made = [_make_request(formatter, group) for group in groups]
         examples = [example for group in groups for example in group]
         quality = fact_accuracy(partial(_facts, formatter.processor, examples, language.score))
-        return request_workload(model, made, quality, batch, selection.drafter)
+        work = request_workload(model, made, quality, batch, selection.drafter)
+        return with_page_drafts(work, [[one.image for one in group] for group in groups])
     if settings.kind is not None:
         raise ValueError(
             f"--kind {settings.kind} selects bundled examples, which are used for bundled models "
@@ -85,6 +87,7 @@ def _request_workload(model: Any, formatter: Any, settings: Any, selection: Sele
     turns = [one for group in groups for one in group]
     quality = fact_accuracy(partial(_facts, formatter.processor, turns, _score_turn))
     work = request_workload(model, made, quality, selection.batch, selection.drafter)
+    work = with_page_drafts(work, [[one.request.image for one in group] for group in groups])
     return replace(work, extras=partial(_answer_length, len({id(one.request) for one in turns})))
 
 

@@ -15,19 +15,25 @@ from mmspec.zoo.page_text import read_picture
 from mmspec.zoo.scene import sample
 
 
-def test_a_part_of_the_things_is_read() -> None:
+def test_every_thing_is_read() -> None:
     scene = sample(3)
     image = scene.render(192)
     text = read_picture(image)
     assert text.count(".") == len(scene.things)
     for thing in scene.things:
         assert f"{thing.colour} {thing.name} is {AT[thing.place]}." in text
+    with pytest.raises(ValueError, match="known=2"):
+        read_picture(image, known=2)
+
+
+@pytest.mark.exhaustive
+def test_a_part_of_the_things_is_read() -> None:
+    image = sample(3).render(192)
+    text = read_picture(image)
     parts = [read_picture(image, known=0.5, seed=seed) for seed in range(3)]
     assert len({text, *parts}) > 2
     assert all(sentence in text for part in parts for sentence in part.split(". "))
     assert read_picture(image, known=0.0) == ""
-    with pytest.raises(ValueError, match="known=2"):
-        read_picture(image, known=2)
 
 
 @pytest.mark.exhaustive
