@@ -1,0 +1,107 @@
+"""OSD: the draft model learns between requests, the output stays the target's."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+import mmspec
+from mmspec.drafters.neural import online
+from tests import toys
+from tests.partners import noisy
+
+ROOM = 16
+TURNS = 6
+
+
+def weights(model: Any) -> Tensor:
+    return torch.cat([weight.detach().flatten() for weight in model.parameters()]).clone()
+
+
+def serve(family: str, turns: int = TURNS, **settings: Any) -> tuple[list[int], Any]:
+    """Target calls of the same request, time after time; every output is checked."""
+    model, drafter = toys.model(family, layers=2), noisy(family, layers=2, scale=0.3)
+    request = toys.inputs(family, batch=2, ragged=True)
+    own = {"max_new_tokens": ROOM, **settings}
+    expected = mmspec.decode_plain(model, **request, **own).sequences
+    fast = mmspec.accelerate(model, "osd", drafter=drafter, rate=3e-3)
+    calls = []
+    for _ in range(turns):
+        out = fast.generate(**request, **own)
+        assert torch.equal(out.sequences, expected)
+        calls.append(out.stats.target_calls)
+    return calls, fast
+
+
+@pytest.mark.parametrize(
+    ("family", "settings"),
+    [
+        ("llama", {"do_sample": False}),
+        pytest.param("llava", {"do_sample": False}, marks=pytest.mark.exhaustive),
+        pytest.param("llama", {"temperature": 1.0, "seed": 5}, marks=pytest.mark.exhaustive),
+    ],
+)
+def test_the_output_stays_and_calls_become_fewer(family: str, settings: dict[str, Any]) -> None:
+    calls, fast = serve(family, **settings)
+    assert calls[-1] < calls[0] or "seed" in settings  # few of them are sampled otherwise
+    learner = fast.session.bound.drafter.learner
+    assert 0 < learner.num_updates <= TURNS
+    assert not learner.lessons
+
+
+def test_what_is_learned_at_other_places_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the target's distributions, each for the token after."""
+    right = serve("llama", do_sample=False)[0]
+    loss = online.online_loss
+
+    def shifted(reader: Any, lesson: Any) -> Tensor:
+        steps = (lesson.steps + 1).clamp_max(lesson.tokens.shape[1] - 1)
+        return loss(reader, replace(lesson, steps=steps))
+
+    monkeypatch.setattr(online, "online_loss", shifted)
+    assert serve("llama", do_sample=False)[0][-1] > right[-1]
+
+
+def test_weights_are_frozen_while_a_request_runs() -> None:
+    model, drafter = toys.model("llama", layers=2), noisy("llama", layers=2, scale=0.3)
+    request = toys.inputs("llama")
+    fast = mmspec.accelerate(model, "osd", drafter=drafter, rate=3e-3)
+    before = weights(drafter)
+    rounds = fast.stream(**request, max_new_tokens=ROOM, do_sample=False)
+    next(rounds)
+    next(rounds)
+    assert torch.equal(weights(drafter), before)
+    rounds.close()  # given up: nothing is learned, and the next request is not held up
+    del rounds
+    fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert not torch.equal(weights(drafter), before)
+    assert not any(weight.grad is not None for weight in drafter.parameters())
+
+
+def test_what_was_learned_is_saved_and_restored(tmp_path: Path) -> None:
+    _, fast = serve("llama", turns=2, do_sample=False)
+    fast.save_pretrained(tmp_path)
+    again = mmspec.load(tmp_path, toys.model("llama", layers=2))
+    ours, theirs = (one.session.bound.drafter.learner.reader.model for one in (fast, again))
+    assert torch.equal(weights(ours.model), weights(theirs.model))  # the toy's head is its own
+    assert again.recipe.name == "osd"
+
+
+@pytest.mark.parametrize(("option", "value"), [("every", 0), ("rate", -1.0)])
+def test_what_is_no_setting_is_refused(option: str, value: float) -> None:
+    with pytest.raises(ValueError, match=f"{option}={value} must be"):
+        mmspec.accelerate(
+            toys.model("llama"), "osd", drafter=toys.model("llama"), **{option: value}
+        )
+
+
+def test_half_precision_is_refused() -> None:
+    with pytest.raises(ValueError, match="load it in float32"):
+        mmspec.accelerate(
+            toys.model("llama"), "osd", drafter=toys.model("llama").to(torch.bfloat16)
+        )
