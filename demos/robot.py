@@ -29,10 +29,10 @@ from rich.table import Table
 from mmspec.cli.models import load_models
 from mmspec.cli.output import show_progress
 from mmspec.modalities.common.sheets import save_animation
-from mmspec.modalities.vla.formatting import make_held_out_world
 from mmspec.modalities.vla.quality import latency_figures, mcnemar, wilson
 from mmspec.modalities.vla.rendering import draw_acceptance_map, render_frames
 from mmspec.modalities.vla.rollout import Rollout
+from mmspec.modalities.vla.worlds import make_held_out_world
 
 console = Console(highlight=False)
 RECIPES = ("hold-last", "hold-last-tolerance", "spec-vla")
@@ -44,7 +44,9 @@ def main(
         str | None, typer.Option(help="Draft model; default: the bundled one.")
     ] = None,
     recipe: Annotated[list[str] | None, typer.Option(help="May be repeated.")] = None,
-    world: Annotated[str, typer.Option(help="Environment: table, metaworld.")] = "table",
+    world: Annotated[
+        str, typer.Option(help="Environment: table, moving-goals, metaworld.")
+    ] = "table",
     instruction: Annotated[str | None, typer.Option(help="Default: of the environment.")] = None,
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 3,
     steps: Annotated[int | None, typer.Option(min=1, help="Maximum length of an episode.")] = None,

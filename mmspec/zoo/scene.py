@@ -200,14 +200,17 @@ def sample_board(
     cells = sorted(int(c) for c in generator.choice(BOARD * BOARD, count, replace=False))
     things: list[Thing] = []
     for cell in cells:
-        thing = _thing(generator, cell, digit_rate)
+        thing = sample_thing(generator, cell, digit_rate)
         while any((t.colour, t.name) == (thing.colour, thing.name) for t in things):
-            thing = _thing(generator, cell, digit_rate)
+            thing = sample_thing(generator, cell, digit_rate)
         things.append(thing)
     return Scene(tuple(things))
 
 
-def _thing(generator: np.random.Generator, cell: int, digit_rate: float) -> Thing:
+def sample_thing(
+    generator: np.random.Generator, cell: int, digit_rate: float = _DIGIT_RATE
+) -> Thing:
+    """Sample a shape or a digit for a cell (0 to 8, in reading order)."""
     is_digit = generator.random() < digit_rate
     digit = int(generator.integers(10))
     shape = SHAPES[generator.integers(len(SHAPES))]

@@ -13,7 +13,7 @@ from mmspec.modalities.vla import PolicySettings
 from mmspec.modalities.vla.plug import load, session
 from mmspec.modalities.vla.rendering import draw_acceptance_map, render_frames
 from mmspec.modalities.vla.rollout import Rollout
-from mmspec.modalities.vla.worlds import make_world
+from mmspec.modalities.vla.worlds import make_held_out_world
 from mmspec.modality import Finding
 
 ROLLOUT_SETTINGS = ("unnorm_key", "deadline_ms", "steps")  # arguments of `rollout`
@@ -84,8 +84,3 @@ def load_drafter(model: Any, source: str | Path, **options: Any) -> Any:
 def examine(target: str, drafter: str | None) -> list[Finding]:
     """Findings about a policy, or a pair, without reading weights."""
     return doctor_tokens.examine(target, drafter, session, make_reader)
-
-
-def make_held_out_world(world: str) -> Any:
-    """An environment by name, with held-out goals for "table"."""
-    return make_world(world, **({"split": "held-out"} if world == "table" else {}))

@@ -14,21 +14,32 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import gymnasium
 
-_CLASSES = {"table": ("table", "TableReach"), "metaworld": ("metaworld", "MetaWorldTask")}
+_CLASSES = {
+    "table": ("table", "TableReach"),
+    "moving-goals": ("moving_goals", "MovingGoals"),
+    "metaworld": ("metaworld", "MetaWorldTask"),
+}
+_HELD_OUT = ("table", "moving-goals")  # worlds with held-out scenes: split="held-out"
 WORLDS = tuple(_CLASSES)
 
 
 def make_world(name: str, **options: Any) -> gymnasium.Env[Any, Any]:
-    """Make an environment: "table" (bundled, `TableReach`) or "metaworld" (`MetaWorldTask`).
+    """Make an environment: "table" (`TableReach`), "moving-goals" or "metaworld".
 
-    `options` are arguments of its class. Raises ValueError for an unknown name, and if the extra
-    [robot] is not installed.
+    "moving-goals" (`MovingGoals`) is a harder task on the same table; "metaworld" (`MetaWorldTask`)
+    is simulated by MuJoCo. `options` are arguments of the class. Raises ValueError for an unknown
+    name, and if the extra [robot] is not installed.
     """
     if name not in _CLASSES:
         raise ValueError(f"world {name!r} is not known; choose one of {', '.join(WORLDS)}")
     file, title = _CLASSES[name]
     world: gymnasium.Env[Any, Any] = getattr(import_module(f"{__name__}.{file}"), title)(**options)
     return world
+
+
+def make_held_out_world(name: str) -> gymnasium.Env[Any, Any]:
+    """An environment by name, with held-out scenes if it has any."""
+    return make_world(name, **({"split": "held-out"} if name in _HELD_OUT else {}))
 
 
 def import_extra(package: str) -> ModuleType:

@@ -30,6 +30,7 @@ Observation = dict[str, np.ndarray]
 SUCCESS = (0.04, 0.065, 0.35, 0.25)  # metres aside and above the table, rad of yaw and of tilt
 SHUT = 0.25  # aperture of a gripper that has closed
 MAX_STEPS = 80
+SPLITS, RENDER_MODES = ("train", "held-out"), (None, "rgb_array")
 _SEEDS = 1 << 16  # of the Scene world
 _STARTS = np.array([[-0.26, 0.26], [-0.26, 0.26], [0.1, 0.22]])  # metres
 
@@ -56,24 +57,14 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
         render_mode: str | None = None,
     ) -> None:
         """Raises ValueError for an unknown split, style or render mode, and for a bad size."""
-        for name, value, known in (
-            ("split", split, ("train", "held-out")),
-            ("style", style, ("plain", "textured")),
-            ("render_mode", render_mode, (None, "rgb_array")),
-        ):
-            if value not in known:
-                raise ValueError(f"{name}={value!r} is not known; choose one of {known}")
+        check_choices(split=(split, SPLITS), style=(style, ("plain", "textured")))
+        check_choices(render_mode=(render_mode, RENDER_MODES))
         check_number("size", size, 16, 1024, whole=True, example=72)
         self.split: Split = split
         self.style: Style = style
         self.size = size
         self.render_mode = render_mode
-        low, high = (np.array(one, np.float32) for one in ([*-LIMITS, 0.0], [*LIMITS, 1.0]))
-        self.action_space = spaces.Box(low, high)
-        bound = np.full(7, 2.0, np.float32)
-        image = spaces.Box(0, 255, (size, size, 3), np.uint8)
-        space: Any = spaces.Dict({"image": image, "state": spaces.Box(-bound, bound)})
-        self.observation_space = space
+        self.action_space, self.observation_space = make_spaces(size)
         self._scene: Scene | None = None
 
     def reset(
@@ -108,17 +99,11 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Move the arm. Raises ValueError for an action of another shape, or that is not finite."""
-        given, goal = np.asarray(action, np.float64), self.goal
-        if self._is_done:
-            raise ValueError("the episode is over; call reset() before the next step")
-        if given.shape != (7,) or not np.isfinite(given).all():
-            raise ValueError(f"action is {action!r}; it must be (7,) finite numbers")
-        before = self._pose
+        goal = self.goal
+        given, before = check_action(action, self._is_done), self._pose
         self._pose = apply_action(before, given, self.np_random)
         self._steps += 1
-        closes = before[6] > SHUT >= self._pose[6]
-        errors = pose_errors(self._pose, goal)
-        is_success = bool(closes and all(a < b for a, b in zip(errors, SUCCESS, strict=True)))
+        is_success = is_grasp(before, self._pose, goal)
         truncated = not is_success and self._steps >= MAX_STEPS
         self._is_done = is_success or truncated
         return self._observe(), float(is_success), is_success, truncated, self._info(is_success)
@@ -154,6 +139,39 @@ class TableReach(gymnasium.Env[Observation, np.ndarray]):
     def _info(self, is_success: bool) -> dict[str, Any]:
         instruction = format_instruction(self.scene.things[self._goal])
         return {"instruction": instruction, "is_success": is_success}
+
+
+def make_spaces(size: int) -> tuple[Any, Any]:
+    """Spaces of the actions of the arm, and of images of `size` pixels with the pose."""
+    low, high = (np.array(one, np.float32) for one in ([*-LIMITS, 0.0], [*LIMITS, 1.0]))
+    bound = np.full(7, 2.0, np.float32)
+    image = spaces.Box(0, 255, (size, size, 3), np.uint8)
+    seen = spaces.Dict({"image": image, "state": spaces.Box(-bound, bound)})
+    return spaces.Box(low, high), seen
+
+
+def check_choices(**given: tuple[Any, tuple[Any, ...]]) -> None:
+    """Raises ValueError for a value that is not one of those known, by name."""
+    for name, (value, known) in given.items():
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is not known; choose one of {known}")
+
+
+def check_action(action: np.ndarray, is_done: bool) -> np.ndarray:  # (7,) -> (7,) float64
+    """Raises ValueError after the end of an episode, and for another shape, NaN or infinity."""
+    given = np.asarray(action, np.float64)
+    if is_done:
+        raise ValueError("the episode is over; call reset() before the next step")
+    if given.shape != (7,) or not np.isfinite(given).all():
+        raise ValueError(f"action is {action!r}; it must be (7,) finite numbers")
+    return given
+
+
+def is_grasp(before: np.ndarray, after: np.ndarray, goal: tuple[float, float]) -> bool:
+    """Whether the gripper closed on the object at `goal` between two poses (7,)."""
+    closes = before[6] > SHUT >= after[6]
+    errors = pose_errors(after, goal)
+    return bool(closes and all(a < b for a, b in zip(errors, SUCCESS, strict=True)))
 
 
 def format_instruction(thing: Thing) -> str:
