@@ -27,6 +27,9 @@ from mmspec.cli.output import Json
 Modality = Annotated[str | None, typer.Option(help="If a model has several.")]
 Prompts = Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")]
 Count = Annotated[int, typer.Option(min=1, max=100_000, help="Number of bundled examples to time.")]
+BatchSize = Annotated[
+    int, typer.Option(min=1, max=4096, help="Prompts, or episodes of robots, per batch.")
+]
 Repeats = Annotated[int, typer.Option(min=1, max=10_000, help="Number of measurements.")]
 Csv = Annotated[Path | None, typer.Option(help="Write the points as CSV.")]
 Plot = Annotated[Path | None, typer.Option(help="Plot them, as SVG or PNG; needs matplotlib.")]
@@ -152,7 +155,7 @@ def bench(
     context: typer.Context,
     prompt: Prompts = None,
     prompts: Count = 16,
-    batch: Annotated[int, typer.Option(min=1, max=4096, help="Prompts per batch.")] = 1,
+    batch: BatchSize = 1,
     repeats: Repeats = 5,
     peers: Annotated[
         bool, typer.Option(help="Measure the library's own speculative decoding.")
@@ -179,6 +182,7 @@ def bench(
 def sweep(
     prompt: Prompts = None,
     prompts: Count = 8,
+    batch: BatchSize = 1,
     repeats: Repeats = 3,
     out: Csv = None,
     plot: Plot = None,

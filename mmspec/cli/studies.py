@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from mmspec import recipes
 from mmspec.bench.plots import plot_compressors, plot_relaxations
 from mmspec.bench.row import Row
 from mmspec.bench.studies import compressors as compressor_study
@@ -41,22 +42,24 @@ from mmspec.modality import PICTURE_FILES
 
 COMPRESSED = "coupled"  # the default recipe of `bench compressors`
 KILOBYTE = 1e3
+SHOWN = ("success", "McNemar")  # columns of a sweep of episodes; a CSV has all
 
 
 def sweep(
     options: ModelOptions,
     prompt: list[str] | None,
     prompts: int,
+    batch: int,
     repeats: int,
     out: Path | None,
     plot: Path | None,
 ) -> None:
     """Vary the options of relaxed recipes: calls saved, quality, distance from the target."""
     check_files(out, plot)
-    names = options.recipe or list(sweep_study.KNOBS)
+    names = options.recipe or _list_relaxed(options)
     known = [name for name in names if name in sweep_study.KNOBS]
     loaded = load(options, select(replace(options, recipe=known or names)))
-    work = workload(loaded, prompt, prompts, 1, options.seed)
+    work = workload(loaded, prompt, prompts, batch, options.seed)
     with show_progress(options.json) as report:
         found = sweep_study.sweep(
             names,
@@ -68,6 +71,19 @@ def sweep(
             progress=report,
         )
     _write(options, found, _print_sweep, out, plot, plot_relaxations)
+
+
+def _list_relaxed(options: ModelOptions) -> list[str]:
+    """All recipes with a parameter to vary that decode what the model does."""
+    owner = select(replace(options, recipe=None)).owner
+    known = sweep_study.KNOBS
+    found = [name for name in known if recipes.describe(name)["decodes"] == owner.decodes]
+    if not found:
+        raise ValueError(
+            f"no relaxed recipe with a parameter decodes {owner.decodes}; those that are known: "
+            f"{', '.join(known)}"
+        )
+    return found
 
 
 def _print_sweep(found: sweep_study.Sweep) -> None:
@@ -83,11 +99,19 @@ def _print_sweep(found: sweep_study.Sweep) -> None:
                 f"{name} {format_value(value['value'])} ({format_value(value['gap'])})"
                 for name, value in one.row.qualities.items()
             ),
+            "; ".join(
+                f"{name} {format_value(value)}"
+                for name, value in sweep_study.flatten(one.row.extras).items()
+                if name.startswith(SHOWN)
+            )
+            or None,
         )
         for one in found.points
     ]
     titles = ("recipe", "knob", "fewer calls", "over plain", "distance", "tiny TV")
-    print_table(rows, *titles, "qualities (to plain)")
+    titles = (*titles, "qualities (to plain)", "episodes")
+    shown = len(titles) if any(row[-1] for row in rows) else len(titles) - 1
+    print_table([row[:shown] for row in rows], *titles[:shown])
     settings = ", ".join(f"{name} {format_value(value)}" for name, value in found.settings.items())
     _print_note(
         f"{found.model}, {settings}; {found.requests} requests timed {found.repeats} times, "

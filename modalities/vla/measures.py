@@ -8,7 +8,6 @@ from functools import partial
 from time import perf_counter
 from typing import Any, cast
 
-import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
@@ -26,8 +25,15 @@ from mmspec.modalities.vla.plug import PolicySession
 from mmspec.modalities.vla.prediction import ActionsOnly
 from mmspec.modalities.vla.quality import ERRORS, extras
 from mmspec.modalities.vla.requests import ActionRequest
-from mmspec.modalities.vla.rollout import Rollout, run_single_episode
+from mmspec.modalities.vla.rollout import (
+    PolicyRequest,
+    PolicyResponse,
+    Rollout,
+    run_episode,
+    run_in_parallel,
+)
 from mmspec.modalities.vla.step_stats import TARGET, ActionStep
+from mmspec.modalities.vla.worlds import make_held_out_world, make_world
 from mmspec.modality import Runner, RunResult, Selection, Speculative, Workload
 from mmspec.recipe import Recipe
 
@@ -41,21 +47,22 @@ Request = Mapping[str, Any]
 def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """Paired episodes: episode i has the environment seed `selection.seed` + i for all runners.
 
-    Raises ValueError for a batch: one environment has one robot.
+    A batch runs side by side, one robot in each environment, and has one instruction if prompts are
+    given.
     """
-    if selection.batch > 1:
-        raise ValueError("episodes are measured one robot at a time; drop --batch")
-    count = settings.episodes or selection.count
+    count, size = settings.episodes or selection.count, selection.batch
     prompts = [one for one in selection.prompts or () if one.strip()] or [""]
-    requests = [
-        {**formatter.request([prompts[at % len(prompts)]]), "episode": selection.seed + at}
-        for at in range(count)
-    ]
+    worlds = [make_held_out_world(settings.world) for _ in range(size if size > 1 else 0)]
+    requests = []
+    for number, at in enumerate(range(0, count, size)):
+        made = formatter.request([prompts[number % len(prompts)]])
+        together = {"environment": worlds[: count - at]} if worlds else {}
+        requests.append({**made, **together, "episode": selection.seed + at})
     parts = {"processor": formatter.processor, "unnorm_key": settings.unnorm_key}
-    return of_requests(model, requests, **parts)
+    return of_requests(model, requests, batch=size, **parts)
 
 
-def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Workload:
+def of_requests(model: Any, requests: Sequence[Request], batch: int = 1, **parts: Any) -> Workload:
     """A workload of arguments of `rollout`; action errors are of the first few episodes."""
     parts["modality"] = "vla"
     plain = accelerate(model, "plain", **parts)
@@ -76,7 +83,8 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
         OwnPolicy,
         peers=peers,
         controls=partial(constant.make_controls, model, **parts),
-        judged=[{**one, "evaluate": True} for one in requests[:MAX_EVALUATED]],
+        judged=_select_evaluated(requests),
+        batch=batch,
         qualities=ERRORS,
         extras=extras,
         is_greedy=not settings.get("temperature"),
@@ -84,12 +92,21 @@ def of_requests(model: Any, requests: Sequence[Request], **parts: Any) -> Worklo
     )
 
 
+def _select_evaluated(requests: Sequence[Request]) -> list[Request]:
+    """The first episodes, with `evaluate`."""
+    first = requests[0].get("environment")
+    chosen = requests[:MAX_EVALUATED]
+    if isinstance(first, list):
+        chosen = [{**requests[0], "environment": first[:MAX_EVALUATED]}]
+    return [{**one, "evaluate": True} for one in chosen]
+
+
 class SpeculativePolicy(Speculative):
-    """Our loop with some recipe: an episode, or a single request of a tiny model."""
+    """Our loop with some recipe: episodes, or a single request of a tiny model."""
 
     def run(self, request: Request, seed: int) -> RunResult:
         if "environment" in request:
-            found: Rollout = self.fast.rollout(**request, seed=seed)
+            found = self.fast.rollout(**request, seed=seed)
             return rollout_result(found, self.fast.recipe.exact)
         tiny_models.set_history(self.fast, [0])
         self.fast.predict_action(**request, seed=seed)
@@ -107,32 +124,35 @@ class OwnPolicy(Runner):
     def run(self, request: Request, seed: int) -> RunResult:
         session: PolicySession = self.plain.session
         if "environment" not in request:
-            tokens = self._generate(session.prepare_request((), request))
+            (tokens,) = self._generate(session.prepare_request((), request))
             return RunResult([tokens], 1, len(tokens) - 1)
         omitted = ("environment", "evaluate", "episode")
         options = {n: v for n, v in request.items() if n not in omitted}
         own = {name: options.pop(name, None) for name in ("instruction", "steps")}
 
-        def act(image: Any, instruction: str) -> tuple[np.ndarray, ActionStep]:
+        def act(indices: Sequence[int], requests: Sequence[PolicyRequest]) -> list[PolicyResponse]:
             start = perf_counter()
-            action_request = session.prepare_request((image, instruction), options)
-            tokens = self._generate(action_request)
-            policy, count = session.binder.bind(action_request.key), len(tokens)
-            action = policy.to_units(policy.decode_tokens(tokens, None))
+            columns = tuple(list(one) for one in zip(*requests, strict=True))
+            action_request = session.prepare_request(columns, {**options, "robots": list(indices)})
+            policy, rows = session.binder.bind(action_request.key), self._generate(action_request)
+            actions = [policy.to_units(policy.decode_tokens(row, None)) for row in rows]
             latency_ms = 1e3 * (perf_counter() - start)
-            sources = (TARGET,) * count
-            step = ActionStep(
-                0, tuple(tokens), sources, count, count - 1, (), None, 0, 0, latency_ms, False
-            )
-            return action, step
+            return [
+                (action, _plain_step(row, latency_ms))
+                for action, row in zip(actions, rows, strict=True)
+            ]
 
-        episode = request.get("episode", seed)
+        episode, world = request.get("episode", seed), request["environment"]
         torch.manual_seed(seed)
-        rollout = run_single_episode(request["environment"], act, lambda *_: None, episode, **own)
-        return rollout_result(rollout, True)
+        worlds = list(world) if isinstance(world, list | tuple) else [world]
+        made = [make_world(one) if isinstance(one, str) else one for one in worlds]
+        episodes = [
+            run_episode(one, lambda *_: None, episode + at, **own) for at, one in enumerate(made)
+        ]
+        return rollout_result(run_in_parallel(episodes, act), True)
 
-    def _generate(self, action_request: ActionRequest) -> list[int]:
-        """The tokens of `generate()`, restricted to action ids."""
+    def _generate(self, action_request: ActionRequest) -> list[list[int]]:
+        """The tokens of `generate()` per row, restricted to action ids."""
         model = self.plain.model
         policy = self.plain.session.binder.bind(action_request.key)
         warpers = {
@@ -148,7 +168,17 @@ class OwnPolicy(Runner):
                 logits_processor=[_Allowed(ActionsOnly(policy.space.codes))],
                 pad_token_id=policy.space.codes.first,
             )
-        return [int(one) for one in ids[0, -policy.num_tokens :]]
+        rows: list[list[int]] = ids[:, -policy.num_tokens :].tolist()
+        return rows
+
+
+def _plain_step(tokens: Sequence[int], latency_ms: float) -> ActionStep:
+    """Statistics of a request in which the target predicted every token."""
+    count = len(tokens)
+    sources = (TARGET,) * count
+    return ActionStep(
+        0, tuple(tokens), sources, count, count - 1, (), None, 0, 0, latency_ms, False
+    )
 
 
 class _Allowed(LogitsProcessor):
@@ -162,17 +192,22 @@ class _Allowed(LogitsProcessor):
         return found
 
 
-def rollout_result(found: Rollout, exact: bool) -> RunResult:
-    """The result of a rollout; calls are per action, since episodes differ in length."""
-    steps, actions = found.steps, len(found.actions)
+def rollout_result(found: Rollout | Sequence[Rollout], exact: bool) -> RunResult:
+    """The result of episodes; calls are per action and robot, since episodes differ in length.
+
+    Latencies of episodes side by side are those of the batch, so the longest episode has all.
+    """
+    rollouts = [found] if isinstance(found, Rollout) else list(found)
+    steps = [step for one in rollouts for step in one.steps]
+    actions = sum(len(one.actions) for one in rollouts)
     return RunResult(
-        values=found.tokens,
+        values=[tokens for one in rollouts for tokens in one.tokens],
         count=actions,
         calls=sum(one.target_calls for one in steps) / actions,
         exact=exact,
-        output=found,
-        stats=found.stats,
-        seconds=found.seconds,
+        output=rollouts,
+        stats=rollouts[0].stats,
+        seconds=max(one.seconds for one in rollouts),
     )
 
 

@@ -35,8 +35,8 @@ def mcnemar(mine: Sequence[bool], other: Sequence[bool]) -> dict[str, float]:
 
 def extras(mine: Sequence[RunResult], every: RunResults) -> Mapping[str, Any]:
     """Success and latency of a runner over its episodes; empty for single requests."""
-    rollouts = [one.output for one in mine]
-    if not all(isinstance(one, Rollout) for one in rollouts):
+    rollouts = _list_rollouts(mine)
+    if not rollouts:
         return {}
     steps = [step for one in rollouts for step in one.steps]
     solved = [one.is_success for one in rollouts]
@@ -48,7 +48,7 @@ def extras(mine: Sequence[RunResult], every: RunResults) -> Mapping[str, Any]:
         **latency_figures(steps, rollouts),
     }
     if PLAIN in every:
-        plain = [one.output.is_success for one in every[PLAIN]]
+        plain = [one.is_success for one in _list_rollouts(every[PLAIN])]
         made["McNemar"] = mcnemar(solved, plain)
     return made
 
@@ -74,9 +74,14 @@ def latency_figures(steps: Sequence[ActionStep], rollouts: Sequence[Rollout]) ->
     return made
 
 
+def _list_rollouts(results: Sequence[RunResult]) -> list[Rollout]:
+    """The episodes of results, also of those side by side; none of single requests."""
+    return [one for result in results for one in result.output or ()]
+
+
 def _select_evaluated(answers: Sequence[RunResult]) -> list[ActionStep]:
-    rollouts = [one.output for one in answers if isinstance(one.output, Rollout)]
-    return [step for one in rollouts for step in one.steps if step.action_error is not None]
+    steps = [step for one in _list_rollouts(answers) for step in one.steps]
+    return [step for step in steps if step.action_error is not None]
 
 
 def _bins_off(answers: Sequence[RunResult], every: RunResults) -> list[tuple[float, float]]:

@@ -13,7 +13,6 @@ from mmspec.modalities.vla.step_stats import ActionStats, ActionStep
 
 PolicyRequest = tuple[Any, str]  # image, instruction
 PolicyResponse = tuple[np.ndarray, ActionStep]  # actions (n, D)
-Predict = Callable[[Any, str], PolicyResponse]
 OnAction = Callable[[np.ndarray, Any], None]  # executed action (D,), resulting state
 
 
@@ -50,20 +49,6 @@ class Rollout:
 EpisodeSteps = Generator[
     PolicyRequest, PolicyResponse, Rollout
 ]  # yields requests, receives responses
-
-
-def run_single_episode(
-    environment: Environment,
-    act: Predict,
-    on_action: OnAction,
-    seed: int | None = None,
-    instruction: str | None = None,
-    steps: int | None = None,
-) -> Rollout:
-    """Run one episode with a policy `act`; see `run_episode`."""
-    episodes = [run_episode(environment, on_action, seed, instruction, steps)]
-    (found,) = run_in_parallel(episodes, lambda _, requests: [act(*one) for one in requests])
-    return found
 
 
 def run_in_parallel(

@@ -29,6 +29,7 @@ def _option(name: str, *values: float) -> Knob:
     return Knob(name, values, lambda value: {name: value})
 
 
+RADII = (0, 5, 9, 15, 25, 40, 64)  # bins of 256; published tolerances are 9 to 15
 KNOBS: Mapping[str, Knob] = {
     "gsd": Knob(  # by rank alone, as distances of codes depend on the embedding
         "size", (0, 3, 10, 25, 50), lambda size: {"size": size, "distance": math.inf}
@@ -44,6 +45,9 @@ KNOBS: Mapping[str, Knob] = {
     "lenience": Knob(
         "ell", (1.0, 0.8, 0.6, 0.4, 0.2), lambda ell: {"verifier": Recursive(Lenience(ell))}
     ),
+    "hold-last-tolerance": _option("radius", *RADII),
+    "spec-vla": _option("radius", *RADII),
+    "oft-draft-tolerance": _option("radius", *RADII),
 }
 
 
@@ -83,7 +87,17 @@ class SweepPoint:
             "speedup_most": maximum,
             "toy_distance": self.toy_distance,
             **qualities,
+            **flatten(self.row.extras),
         }
+
+
+def flatten(extras: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of a modality as numbers: {"a": {"b": 1}} is {"a b": 1}."""
+    made = dict[str, Any]()
+    for name, value in extras.items():
+        parts = value if isinstance(value, Mapping) else {"": value}
+        made |= {f"{name} {key}".strip(): one for key, one in parts.items()}
+    return made
 
 
 @dataclass(frozen=True)

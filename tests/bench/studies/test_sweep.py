@@ -10,7 +10,9 @@ import pytest
 
 import mmspec
 from mmspec import recipes
-from mmspec.bench.studies.sweep import KNOBS, Sweep, sweep
+from mmspec.bench.studies.sweep import KNOBS, Sweep, flatten, sweep
+from mmspec.cli.options import ModelOptions
+from mmspec.cli.studies import _list_relaxed
 from mmspec.modalities.image import tiny_models as toys
 from mmspec.modalities.image.measures import of_requests, toy_distance
 
@@ -67,6 +69,18 @@ def test_points_are_written_and_drawn(tmp_path: Path) -> None:
     assert "<svg" in drawn
     plot_relaxations(found, tmp_path / "again.svg")
     assert (tmp_path / "again.svg").read_text() == drawn
+
+
+def test_the_recipes_of_a_model_are_those_that_decode_what_it_does() -> None:
+    policy, image = (ModelOptions(model=f"zoo:{one}", command="bench") for one in ("vla", "image"))
+    assert _list_relaxed(policy) == ["hold-last-tolerance", "spec-vla", "oft-draft-tolerance"]
+    assert _list_relaxed(image)[-1] == "lenience"
+    with pytest.raises(ValueError, match="no relaxed recipe with a parameter decodes latents"):
+        _list_relaxed(ModelOptions(model="zoo:diffusion", command="bench"))
+
+
+def test_columns_of_a_modality_are_numbers() -> None:
+    assert flatten({"success": 0.5, "McNemar": {"p": 1.0}}) == {"success": 0.5, "McNemar p": 1.0}
 
 
 def test_a_recipe_without_a_knob_is_refused() -> None:

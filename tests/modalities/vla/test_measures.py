@@ -13,7 +13,7 @@ from mmspec.modalities.vla import PolicySettings
 from mmspec.modalities.vla.formatting import PolicyFormatter
 from mmspec.modalities.vla.measures import workload
 from mmspec.modalities.vla.plug import load
-from mmspec.modalities.vla.quality import mcnemar, wilson
+from mmspec.modalities.vla.quality import extras, mcnemar, wilson
 from mmspec.modalities.vla.step_stats import percentile
 from mmspec.modality import Selection
 from tests.modalities.vla.policies import policy, processor
@@ -86,5 +86,26 @@ def test_a_race_of_episodes(tmp_path: Path) -> None:
     assert rows["hold_last_tolerance"].exact is False
     assert rows["plain"].calls == rows["generate"].calls == 6
     assert rows["prompt-lookup"].qualities["largest action error"]["value"] == 0
-    with pytest.raises(ValueError, match="one robot at a time"):
-        workload(model, formatter, formatter.settings, Selection(None, 9, 2, seed=5))
+
+
+def test_episodes_side_by_side_are_the_same_episodes(tmp_path: Path) -> None:
+    model, formatter = loaded(tmp_path)
+    settings = PolicySettings(steps=2, episodes=3)
+    alone, together = (
+        workload(model, formatter, settings, Selection(None, 9, batch, seed=5)) for batch in (1, 2)
+    )
+    assert [len(one["environment"]) for one in together.timed] == [2, 1]
+    assert [one["episode"] for one in together.timed] == [5, 7]
+    runners = [
+        (work, one) for work in (alone, together) for one in (work.plain, *work.baselines.values())
+    ]
+    results = [[one.run(request, 0) for request in work.timed] for work, one in runners]
+    for found in results[1:]:
+        assert [tokens for one in found for tokens in one.values] == [
+            tokens for one in results[0] for tokens in one.values
+        ]
+        assert sum(one.count for one in found) == 6
+        assert all(one.calls == 6 for one in found)
+        made = extras(found, {"plain": results[0]})
+        assert made["McNemar"] == {"only this": 0, "only plain": 0, "p": 1.0}
+        assert made["steps"] == 2
