@@ -271,8 +271,8 @@ class RequestLoop:
         output = PartialOutput(call.view) if call.view is not None and has_partial else None
         if self.trace is not None:
             call = self.trace.follow(call)
-        rounds = self.ledger.follow(decode(call.parts, call.request))
-        for turn in take_turns((self.model, *call.models), rounds):
+        own = decode(call.parts, call.request) if call.rounds is None else call.rounds(call.request)
+        for turn in take_turns((self.model, *call.models), self.ledger.follow(own)):
             self.has_rounds = True
             if output is not None:
                 turn = output.extend(turn)

@@ -167,6 +167,7 @@ class Call:
     models: tuple[Any, ...] = ()  # further models that its rounds run; threads take turns
     compiled: CompileLog | None = None  # counts compiled forwards, where they are asked for
     states: Any = None  # of a chain: what decodes its states, for traces
+    rounds: Callable[[Any], Iterator[Round]] | None = None  # of the request; None = of `decode`
 
 
 class Loop(Protocol):
@@ -319,8 +320,7 @@ class Finding:
 class Plug(Protocol):
     """The implementation of a modality: functions of its module `plug`.
 
-    `load` reads a folder, a hub name or "zoo:NAME"; it runs remote code only with
-    `trust_remote_code`.
+    `load` reads a folder, a hub name or "zoo:NAME"; remote code needs `trust_remote_code`.
     """
 
     def load(self, source: str | Path, **options: Any) -> Any: ...

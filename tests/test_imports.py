@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("modalities", "compressors", "verifiers")
 FLOORS = (
     ("errors", "_attributes", "_renamed"),
-    ("trees", "_hf", "_hf_cache"),
+    ("trees", "_hf", "_hf_beams", "_hf_cache"),
     ("distributions",),
     ("draft", "stats"),
     ("targets",),
@@ -33,7 +33,7 @@ FLOORS = (
     ("drafters", "verifiers"),
     ("training",),
     ("recipes",),
-    ("decode", "modality", "registry"),
+    ("decode", "beams", "modality", "registry"),
     ("zoo",),
     ("streaming", "saving", "tracing"),
     ("accelerated", "draft_models"),

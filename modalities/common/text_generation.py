@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from dataclasses import dataclass
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig
-from transformers.generation.utils import GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput
+from transformers.generation.utils import (
+    GenerateBeamDecoderOnlyOutput,
+    GenerateBeamEncoderDecoderOutput,
+    GenerateDecoderOnlyOutput,
+    GenerateEncoderDecoderOutput,
+)
 
 from mmspec import _hf, _hf_cache
 from mmspec.distributions.sampling import Sampling
@@ -19,6 +25,7 @@ from mmspec.modalities.common.call_arguments import (
     bind_hook,
     make_hook_signature,
 )
+from mmspec.modalities.common.output_options import OutputOptions
 from mmspec.modalities.common.tokens import (
     MODEL_INPUTS,
     BoundTokens,
@@ -26,7 +33,6 @@ from mmspec.modalities.common.tokens import (
     pad_rows,
     prompt_ids,
     prompt_tensor,
-    run_rounds,
 )
 from mmspec.modality import Call, Loop
 from mmspec.stats import Stats
@@ -38,16 +44,18 @@ from mmspec.targets.stop import Stop
 from mmspec.targets.tokens.context import check_inputs
 from mmspec.targets.tokens.generation_settings import check_callables, infer_do_sample, refuse_modes
 from mmspec.targets.tokens.generation_settings import resolve as resolve_settings
-from mmspec.targets.tokens.outcome import OutcomeRecorder, RequestOutcome
 from mmspec.targets.tokens.turns import (
     EarlierTurns,
     check_cache,
-    check_capacity,
-    count_prompt_slots,
     drop_cached_ids,
     full_attention_mask,
 )
 
+if TYPE_CHECKING:
+    from mmspec.modalities.common.beam_generation import BeamOptions
+
+BEAMS = "mmspec.modalities.common.beam_generation"  # imported by requests that ask for them
+BEAM_SETTINGS = ("num_beams", "num_return_sequences")
 # arguments of `generate` that are neither inputs of the model nor generation settings
 OWN_ARGUMENTS = (
     *("seed", "row_ids", "streamer", "drafter_inputs", "tokenizer", "past_key_values"),
@@ -60,6 +68,7 @@ OWN_ARGUMENTS = (
 class Output:
     """Output of `generate`: fields as in transformers, and `stats`.
 
+    With beams there are `num_return_sequences` rows per prompt, the best first.
     `scores` and `logits` are set with `output_scores` and `output_logits`, the cache if
     `past_key_values` was given or `return_dict_in_generate` is on.
     """
@@ -69,6 +78,7 @@ class Output:
     scores: tuple[Tensor, ...] | None = None  # (B, V) per new token: processors and warpers applied
     logits: tuple[Tensor, ...] | None = None  # (B, V) per new token, unprocessed
     past_key_values: Any = None  # all but the last token, for the next turn
+    sequences_scores: Tensor | None = None  # (B * R,) of beams, as in transformers
 
     @property
     def cache(self) -> Any:
@@ -105,7 +115,8 @@ class TextGenerator:
         sequences, ending = planned.options.run(
             planned.call, planned.ids, planned.config, loop, planned.streamer
         )
-        return Output(sequences, loop.stats(), ending.scores, ending.logits, ending.cache)
+        further = (ending.scores, ending.logits, ending.cache, ending.sequences_scores)
+        return Output(sequences, loop.stats(), *further)
 
     def plan(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> PlannedRequest:
         """The checked request of `generate`; nothing is decoded."""
@@ -139,15 +150,33 @@ class TextGenerator:
             attention_mask=full_attention_mask(inputs, past),  # as generate() shows processors
             processors=own["logits_processor"] or (),
             prefix_allowed_tokens_fn=own["prefix_allowed_tokens_fn"],
+            honoured=BEAM_SETTINGS,
         )
         criteria = own["stopping_criteria"] or ()
         stop = Stop.resolve(model, config, ids.shape[1], criteria, own["tokenizer"])
         sampling, stop = self.bound.constrain(sampling, stop, batch, own)
-        options = _OutputOptions.from_config(config, own["past_key_values"], self.bound)
         settings = (own["seed"], own["row_ids"], own["drafter_inputs"])
         shared = self.make_shared(batch)
         call = self.bound.call(inputs, sampling, stop, *settings, shared, past)
+        call, options = self._choose_loop(call, ids, config, own)
         return PlannedRequest(call, ids, config, options, own["streamer"])
+
+    def _choose_loop(
+        self,
+        call: Call,
+        ids: Tensor,
+        config: GenerationConfig,
+        own: Mapping[str, Any],
+        criteria: Any = None,
+    ) -> tuple[Call, OutputOptions | BeamOptions]:
+        """The loop of single paths, or a beam search."""
+        if (config.num_beams or 1) > 1:
+            made: tuple[Call, BeamOptions] = import_module(BEAMS).plan_beams(
+                self.bound, call, ids, config, own, criteria
+            )
+            return made
+        refuse_modes(self.bound.model, config)
+        return call, OutputOptions.from_config(config, own.get("past_key_values"), self.bound)
 
     def hook(
         self,
@@ -162,12 +191,15 @@ class TextGenerator:
         streamer. Returns what `generate()` returns.
         """
         given = bind_hook(args, arguments)
-        model, ids, config = given["model"], given["input_ids"], given["generation_config"]
+        config, count = given["generation_config"], given["generation_config"].num_beams or 1
+        if count > 1:
+            given = import_module(BEAMS).drop_copies(given, count, self.media)
+        model, ids = given["model"], given["input_ids"]
         if model is not _hf.unwrap_compiled(self.bound.model):
             raise ValueError(
                 "this was accelerated for another model; call accelerate() on this one"
             )
-        refuse_modes(model, config)
+        refuse_modes(model, config, BEAM_SETTINGS)
         check_callables(given)
         inputs, cache = self._collect_hook_inputs(given)
         inputs = self.prepare_inputs(inputs)
@@ -180,20 +212,21 @@ class TextGenerator:
         sampling = Sampling.from_processors(processors, bool(config.do_sample))
         batch = len(prompt_tensor(inputs))
         sampling, stop = self.bound.constrain(sampling, stop, batch, given)
-        options = _OutputOptions.from_config(config, cache, self.bound)
         settings = (given.get("seed"), given.get("row_ids"), given.get("drafter_inputs"))
         shared = self.make_shared(batch)
         call = self.bound.call(inputs, sampling, stop, *settings, shared, past)
+        own = {**given, "past_key_values": cache}
+        call, options = self._choose_loop(call, ids, config, own, given.get("stopping_criteria"))
         sequences, ending = options.run(call, ids, config, loop, streamer)
         if not config.return_dict_in_generate:
             return sequences
+        further = {"scores": ending.scores, "logits": ending.logits}
         kinds: Any = (GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput)
-        return kinds[bool(model.config.is_encoder_decoder)](
-            sequences=sequences,
-            scores=ending.scores,
-            logits=ending.logits,
-            **{_hf_cache.CACHE_NAME: ending.cache},
-        )
+        if count > 1:
+            kinds = (GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput)
+            further["sequences_scores"] = ending.sequences_scores
+        kind = kinds[bool(model.config.is_encoder_decoder)]
+        return kind(sequences=sequences, **further, **{_hf_cache.CACHE_NAME: ending.cache})
 
     def _complete_inputs(
         self,
@@ -288,81 +321,19 @@ def share_nothing(batch: int) -> Mapping[str, Any]:
 
 
 @dataclass(frozen=True)
-class _OutputOptions:
-    """Outputs that a request requires in addition to tokens."""
-
-    cache: Any  # of the user
-    returns_cache: bool
-    scores: bool
-    logits: bool
-    normalised: bool  # whether scores are log probabilities (`renormalize_logits`)
-
-    @classmethod
-    def from_config(
-        cls, config: GenerationConfig, cache: Any, bound: BoundTokens
-    ) -> _OutputOptions:
-        """Read the options of a config. Raises ValueError for scores that are not computed."""
-        scores, logits = bool(config.output_scores), bool(config.output_logits)
-        if (scores or logits) and bound.gate is not None:
-            raise ValueError(
-                "output_scores and output_logits need a recipe that scores every token, and the "
-                f"gate of {bound.recipe.name or 'this one'} skips some; choose another"
-            )
-        returned = cache is not None or bool(config.return_dict_in_generate)
-        returned = returned and isinstance(bound.backbone, Backbone)
-        normalised = bool(config.do_sample and config.renormalize_logits)
-        return cls(cache, returned, scores, logits, normalised)
-
-    def run(
-        self, call: Call, ids: Tensor, config: GenerationConfig, loop: Loop, streamer: Any = None
-    ) -> tuple[Tensor, RequestOutcome]:
-        """Run a request; returns sequences (B, L + T) and the other outputs."""
-        request: Any = call.request
-        target: Any = call.parts.target
-        if self.cache is not None:
-            slots = count_prompt_slots(request.inputs, request.past)
-            check_capacity(self.cache, slots + request.max_new_tokens - 1)
-        recorder = None
-        if self.returns_cache or self.scores or self.logits:
-            recorder = OutcomeRecorder(target, self.scores or self.logits)
-            call = replace(call, parts=replace(call.parts, target=recorder))
-        tokens, _ = run_rounds(call, ids, loop, streamer)
-        rows = pad_rows(tokens, first_id(config.pad_token_id, config.eos_token_id))
-        sequences = torch.cat((ids, ids.new_tensor(rows)), 1)
-        if recorder is None:
-            return sequences, RequestOutcome()
-        ending = recorder.finish(rows, self.cache, self.returns_cache)
-        scores = ending.scores
-        if scores is not None and self.normalised:
-            scores = tuple(step.log_softmax(-1) for step in scores)
-        return sequences, replace(
-            ending,
-            scores=scores if self.scores else None,
-            logits=ending.logits if self.logits else None,
-        )
-
-
-@dataclass(frozen=True)
 class PlannedRequest:
     """A checked request of `generate`."""
 
     call: Call
     ids: Tensor  # (B, L) the prompt; L = 0 for embeddings
     config: GenerationConfig
-    options: _OutputOptions
+    options: OutputOptions | BeamOptions
     streamer: Any = None
 
     @property
     def extra_outputs(self) -> list[str]:
         """Outputs that need a run of this request alone."""
-        own = self.options
-        wanted = {
-            "past_key_values": own.returns_cache,
-            "output_scores": own.scores,
-            "output_logits": own.logits,
-            "streamer": self.streamer is not None,
-        }
-        return [name for name, is_wanted in wanted.items() if is_wanted]
+        return [*self.options.extra, *(() if self.streamer is None else ("streamer",))]
 
     def make_output(self, tokens: Sequence[Sequence[int]], stats: Stats) -> Output:
         """The output of `generate` for the new tokens of each row."""

@@ -87,7 +87,7 @@ class SpeechLoop:
 
     @property
     def is_watched(self) -> bool:
-        return self.loop.is_watched
+        return True  # by this object, which decodes them
 
     def __call__(self, call: Call) -> Iterator[Round]:
         for round_ in self.loop(replace(call, view=self.partial)):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from numbers import Real
 from typing import Any
 
@@ -55,18 +55,19 @@ def resolve(
     attention_mask: Tensor | None = None,
     processors: Sequence[LogitsProcessor] = (),
     prefix_allowed_tokens_fn: Callable[[int, Tensor], list[int]] | None = None,
+    honoured: Collection[str] = (),
 ) -> tuple[Sampling, GenerationConfig]:
     """Merge generation settings as `generate()`: settings > `config` > the model's own > defaults.
 
     `prompt_length` counts the ids of the padded decoder prompt. `inputs` (B, L) are the ids of the
     encoder penalties, `embeds` (B, L, D) a prompt of embeddings, and `attention_mask` (B, L) the
     mask of padding; all are optional. The returned config is resolved: lengths are absolute,
-    special tokens are tensors.
+    special tokens are tensors. Settings of `honoured` are not refused.
     """
     _refuse_unknown(model, {**_entries(config), **settings})
     check_values({**({} if config is None else vars(config)), **settings})
     merged = _hf.merge_config(model, config, settings)
-    refuse_modes(model, merged)
+    refuse_modes(model, merged, honoured)
     _hf.set_special_tokens(model, merged, device, batch, attention_mask is not None)
     if attention_mask is None and inputs is not None and not model.config.is_encoder_decoder:
         attention_mask = _infer_mask(model, merged, inputs)
@@ -175,15 +176,15 @@ def _refuse_unknown(model: Any, settings: Mapping[str, Any]) -> None:
             raise ValueError(f"{name or repr(name)} is not a generation setting; {advice}")
 
 
-def refuse_modes(model: Any, config: GenerationConfig) -> None:
-    """Refuse unsupported modes and unknown fields. Raises ValueError.
+def refuse_modes(model: Any, config: GenerationConfig, honoured: Collection[str] = ()) -> None:
+    """Refuse unsupported modes and unknown fields, but for `honoured` ones. Raises ValueError.
 
     A configuration may have further entries, as Whisper's does: like `generate()`, this ignores
     them.
     """
     fields, neutral = vars(_hf.get_default_config()), _hf.get_default_settings(model)
     for name, value in vars(config).items():
-        if name in (*HONOURED, *HARMLESS) or name.startswith("_"):
+        if name in (*HONOURED, *HARMLESS, *honoured) or name.startswith("_"):
             continue
         unset, why = REFUSED.get(name, (None, ""))
         is_neutral = isinstance(value, Real | str) and value in (unset, neutral.get(name))
@@ -270,7 +271,9 @@ VALUE_CHECKS: Mapping[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("min_new_tokens", "min_length", "no_repeat_ngram_size"), _one_id),
     **dict.fromkeys(("forced_bos_token_id", "bos_token_id", "pad_token_id"), _one_id),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), _positive),
-    **dict.fromkeys(("temperature", "penalty_alpha", "guidance_scale"), check_number),
+    **dict.fromkeys(
+        ("temperature", "penalty_alpha", "guidance_scale", "length_penalty"), check_number
+    ),
     **dict.fromkeys(("eos_token_id", "forced_eos_token_id", "decoder_start_token_id"), _ids),
     **dict.fromkeys(("suppress_tokens", "begin_suppress_tokens"), _id_list),
     **dict.fromkeys(("do_sample", "use_cache", "return_dict_in_generate"), check_flag),
@@ -320,7 +323,6 @@ HARMLESS = (
     *("max_matching_ngram_size", "num_assistant_tokens", "num_assistant_tokens_schedule"),
     *("penalty_alpha", "speculation_type", "target_lookbehind", "transformers_version"),
 )
-_BEAMS = "a row follows one path, not beams; pass {}=1"
 _CACHE = "tokens are kept in a cache that can roll back; drop it, or pass past_key_values="
 _PER_STEP = "a forward here reads several tokens at once and keeps no states of each; drop it"
 _SELF = "choose a recipe that drafts so: accelerate(model, recipe=...)"
@@ -336,8 +338,8 @@ REFUSED: dict[str, tuple[Any, str]] = {  # the neutral value, and the reason or 
     "guidance_scale": (1, f"{DOUBLED}; pass guidance_scale=None"),
     "is_assistant": (False, "a drafter is no assistant of generate(); drop it"),
     "max_cache_len": (None, _CACHE),
-    "num_beam_groups": (1, _BEAMS.format("num_beam_groups")),
-    "num_beams": (1, _BEAMS.format("num_beams")),
+    "num_beam_groups": (1, "groups of beams need code of the hub; pass num_beam_groups=1"),
+    "num_beams": (1, "a row follows one path here, not beams; pass num_beams=1"),
     "num_return_sequences": (1, "repeat the inputs instead and pass num_return_sequences=1"),
     "output_attentions": (False, _PER_STEP),
     "output_hidden_states": (False, _PER_STEP),

@@ -31,6 +31,7 @@ class RequestOutcome:
     cache: Cache | None = None
     logits: Steps | None = None  # of the model
     scores: Steps | None = None  # after processors and warpers
+    sequences_scores: Tensor | None = None  # (B * R,) of beams
 
 
 @dataclass(eq=False)

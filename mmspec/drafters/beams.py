@@ -1,0 +1,137 @@
+"""Drafts for a beam search: a beam search of the draft model from the beams of the target.
+
+The drafted nodes of a level are the best continuations of all beams together (AtSpeed, Lin et al.
+2025), by the target's score of a beam plus the draft model's log probabilities.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from mmspec.draft import Drafter
+from mmspec.drafters.neural.small_model import Autoregressive, SmallModel
+from mmspec.drafters.plain import NoDraft
+from mmspec.targets.branches import BeamDraft, Branches, Kept, read_branches
+from mmspec.targets.memory import Memory
+from mmspec.targets.tokens.context import Context
+
+WIDTH = 3  # drafted nodes of a level per beam
+
+
+class BeamDrafter(ABC):
+    """Drafts for all beams of a request."""
+
+    @abstractmethod
+    def begin(self, context: Context) -> None:
+        """Read the prompt."""
+
+    @abstractmethod
+    def propose(self, tree: Branches, scores: Tensor, left: int) -> BeamDraft:
+        """A draft after the last N nodes of the tree, beams of the `scores` (B, N).
+
+        At most `left` further tokens are needed.
+        """
+
+    @property
+    def num_committable(self) -> int | None:
+        """Nodes of the last draft that may be committed; None = all."""
+        return None
+
+    def keep(self, kept: Kept) -> None:
+        """Keep some nodes of the last draft."""
+        return
+
+
+class NoBeamDraft(BeamDrafter):
+    """No draft: plain beam search over one copy of the prompt."""
+
+    def begin(self, context: Context) -> None:
+        return
+
+    def propose(self, tree: Branches, scores: Tensor, left: int) -> BeamDraft:
+        count = scores.shape[1]
+        return BeamDraft(tree, tree.nodes - count, count)
+
+
+class ModelBeams(BeamDrafter):
+    """The beams of a draft model with a cache of its own, `depth` levels of `width` per beam."""
+
+    def __init__(
+        self, model: SmallModel, depth: int, width: int, eos: Sequence[int], vocabulary: int
+    ) -> None:
+        self.model, self.depth, self.width = model, depth, width
+        self.eos, self.vocabulary = list(eos), vocabulary
+        self.memory: Any = None
+        self.num_read = 0  # nodes of the last draft that the draft model has read
+        self.known = 0  # nodes of the current tree that it has read
+
+    def begin(self, context: Context) -> None:
+        self.memory = self.model.begin(context).memory
+        if not isinstance(self.memory, Memory) or self.memory.is_stepwise:
+            raise ValueError(_unbranched(self.model.backbone, "draft model"))
+
+    def propose(self, tree: Branches, scores: Tensor, left: int) -> BeamDraft:
+        count = scores.shape[1]
+        first, width = tree.nodes - count, self.width * count
+        depth, front, first_level = min(self.depth, left), count, None
+        for _ in range(depth):
+            logits = read_branches(self.model.backbone, self.memory, tree, self.known)
+            self.known = tree.nodes
+            log_probs = self._log_probs(logits[:, -front:].to(scores.device))
+            total = (scores[..., None] + log_probs).flatten(1)
+            first_level = log_probs.flatten(1) if first_level is None else first_level
+            scores, best = total.topk(min(width, total.shape[1]), -1)
+            parents = best // self.vocabulary + (tree.nodes - front)
+            tree = tree.extend(best % self.vocabulary, parents)
+            front = best.shape[1]
+        self.num_read = self.known
+        return BeamDraft(tree, first, count, front if depth else 0, first_level)
+
+    def _log_probs(self, logits: Tensor) -> Tensor:  # (B, n, V') -> (B, n, V)
+        """Of tokens that do not end a beam, over the target's vocabulary."""
+        missing = self.vocabulary - logits.shape[-1]  # negative = cut
+        padded = functional.pad(logits.float(), (0, missing), value=-torch.inf)
+        found = padded.log_softmax(-1)
+        found[..., self.eos] = -torch.inf
+        return found
+
+    @property
+    def num_committable(self) -> int:
+        return self.num_read
+
+    def keep(self, kept: Kept) -> None:
+        kept.move(self.memory, self.num_read)
+        live = zip(kept.live, kept.committed, strict=True)
+        self.known = min(sum(node < self.num_read for node in row) for row, _ in live)
+
+
+def make_beam_drafter(
+    drafter: Drafter, eos: Sequence[int], vocabulary: int, recipe: str, num_beams: int
+) -> BeamDrafter:
+    """The drafts that a recipe's drafter can make for beams. Raises ValueError for none."""
+    if isinstance(drafter, NoDraft):
+        return NoBeamDraft()
+    model = drafter.model if isinstance(drafter, Autoregressive) else None
+    if not isinstance(drafter, Autoregressive) or not isinstance(model, SmallModel):
+        raise ValueError(
+            f"num_beams={num_beams} is not supported by recipe {recipe!r}: its "
+            f"{type(drafter).__name__} follows one path, not beams; choose a recipe with a draft "
+            "model, such as coupled, or plain, or pass num_beams=1"
+        )
+    if not model.backbone.can_branch:
+        raise ValueError(_unbranched(model.backbone, "draft model"))
+    return ModelBeams(model, drafter.shape.max_depth, WIDTH, eos, vocabulary)
+
+
+def _unbranched(reader: Any, role: str) -> str:
+    reason = reader.obstacle or "is read in its own steps here"
+    return (
+        f"num_beams above 1: the {role} {type(reader.model).__name__} {reason}, so its cache "
+        "cannot hold several beams; pass num_beams=1"
+    )
