@@ -6,12 +6,12 @@ import gc
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from time import perf_counter
+from time import process_time
 from typing import Any
 
 import typer
 
-from mmspec import bench, recipes, zoo
+from mmspec import bench, recipes
 from mmspec.accelerated import Accelerated
 from mmspec.bench.plots import plot_section
 from mmspec.bench.results import categories
@@ -27,6 +27,7 @@ from mmspec.cli.output import console, print_error, print_json, print_table, sho
 from mmspec.errors import first_line
 from mmspec.recipe import TREE
 from mmspec.registry import ZOO
+from mmspec.zoo.requests import is_trained_on_requests
 
 PLOT = ".svg"
 VLM = "vlm"
@@ -88,7 +89,7 @@ def measure_all(jobs: Sequence[Job], store: Store, effort: Effort, json: bool) -
 
 def measure(job: Job, settings: Mapping[str, Any], effort: Effort, json: bool) -> Record:
     """Measure one job. Raises the error of a system that does not run."""
-    start = perf_counter()
+    start = process_time()
     options = ModelOptions(
         job.model,
         recipe=[*job.recipes],
@@ -114,7 +115,7 @@ def measure(job: Job, settings: Mapping[str, Any], effort: Effort, json: bool) -
             progress=report,
         )
     left_out |= {row.recipe: row.skipped for row in found.baselines if row.skipped}
-    record = Record.of(settings, found, left_out, perf_counter() - start)
+    record = Record.of(settings, found, left_out, process_time() - start)
     if job.is_category:
         return categories.add_entropy(record, loaded.model, made, effort.seed)
     return record
@@ -156,8 +157,7 @@ def _categories(
 ) -> CategoryTable | None:
     """The table of categories, if the vision-language target is trained on them."""
     group = next(job.group for job in jobs if job.group.name == VLM)
-    known = zoo.info(group.model).settings if group.model.startswith(ZOO) else {}
-    if known.get("examples") != "requests":
+    if not (group.model.startswith(ZOO) and is_trained_on_requests(group.model)):
         return None
     head = categories.find_best_head([one for one in lines if one.section == VLM])
     planned = categories.plan_categories(group, head)
@@ -233,7 +233,9 @@ def _show_plan(jobs: Sequence[Job], store: Store, effort: Effort, json: bool) ->
             ", ".join(job.recipes),
             ", ".join(filter(None, dict.fromkeys(settings["drafters"].values()))),
             ", ".join(f"{name}={value}" for name, value in job.settings.items()),
-            "to measure" if record is None else f"measured in {record.seconds:.0f} s",
+            "to measure"
+            if record is None
+            else f"measured, {record.seconds:.0f} s of the processor",
         )
         for (job, settings), record in zip(rows, records, strict=True)
     ]

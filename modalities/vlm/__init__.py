@@ -46,9 +46,10 @@ class LanguageSettings:
         reads="grammar",
         only="generate",
     )
-    examples: str = setting(
-        "scenes",
-        "Bundled examples: captions and questions of scenes, or requests of six kinds.",
+    examples: str | None = setting(
+        None,
+        "Bundled examples: captions and questions of scenes, or requests of six kinds; default: "
+        "those that the model is trained on.",
         choices=("scenes", "requests"),
         only="bench",
     )

@@ -21,7 +21,7 @@ from mmspec.modality import RunResult, RunResults, Selection, Workload
 from mmspec.recipe import Recipe
 from mmspec.zoo import language
 from mmspec.zoo.clip_questions import clip_examples, score_clip
-from mmspec.zoo.requests import Request, Turn, requests, score_turn
+from mmspec.zoo.requests import Request, Turn, is_trained_on_requests, requests, score_turn
 
 T = TypeVar("T")
 IMAGE_PROMPT = "Describe the picture in detail."
@@ -44,7 +44,7 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
     if is_zoo and selection.prompts is None and (settings.image, settings.video) == (None, CLIP):
         return _clip_workload(model, formatter, settings, selection)
     is_bundled = is_zoo and selection.prompts is None and not has_media
-    if is_bundled and (settings.examples == "requests" or settings.kind in REQUEST_KINDS):
+    if is_bundled and _selects_requests(formatter.source, settings):
         return _request_workload(model, formatter, settings, selection)
     if is_bundled:
         examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
@@ -66,6 +66,13 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
     given = repeat_prompts(texts or TEXT_PROMPTS, batch)
     made = [formatter.request(group, images=images) for group in given]
     return request_workload(model, made, None, batch, selection.drafter)
+
+
+def _selects_requests(source: str, settings: Any) -> bool:
+    """Whether the bundled examples are requests of six kinds."""
+    if settings.examples is None and settings.kind not in REQUEST_KINDS:
+        return is_trained_on_requests(source)
+    return settings.examples == "requests" or settings.kind in REQUEST_KINDS
 
 
 def _request_workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:

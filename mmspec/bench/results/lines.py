@@ -12,6 +12,7 @@ from mmspec.bench.ranking import RankedRecipe
 from mmspec.bench.results.records import Record
 from mmspec.bench.results.systems import SOURCE, Group, Job, System
 from mmspec.bench.row import Row
+from mmspec.recipe import STATES
 from mmspec.registry import ZOO
 
 PLAIN = "plain"
@@ -79,6 +80,8 @@ def _baselines(job: Job, record: Record) -> list[Line]:
     """Lines of baselines; their names have the target where it is not that of the section."""
     rows = [row for row in (*record.baselines, *record.rows) if row.skipped is None]
     made = [_line(job, row, record) for row in rows]
+    for name, why in record.left_out.items():
+        made.append(Line(job.group.name, name, job.model, note=_shorten(why)))
     if job.model == job.group.model:
         return made
     return [replace(one, name=f"{one.name}, {job.model}") for one in made]
@@ -120,7 +123,10 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
     timed = RankedRecipe(row).flat()
     recipe, _, variant = row.recipe.partition(", ")
     is_ours = recipe in job.recipes
-    drafter = record.settings["drafters"].get(recipe) if is_ours else None
+    drafters = record.settings["drafters"]
+    drafter = drafters.get(recipe) if is_ours else None
+    if recipe.startswith("assisted"):  # the library's, with the first draft model of the job
+        drafter = next(filter(None, drafters.values()), None)
     name = job.name if job.system is not None and is_ours else recipe
     own = None if job.system is None or prefix else job.system
     speed, fewer, better = timed["speed"], row.fewer_calls, row.extras.get("beaten by")
@@ -135,7 +141,9 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
         is_system=own is not None and not variant,
         promise=timed["output"],
         drafter=drafter,
-        trained=None if drafter is None else describe_training(drafter, recipe),
+        trained=None
+        if drafter is None
+        else describe_training(drafter, recipe if is_ours else None),
         saw=row.drafter_saw,
         acceptance_length=row.mean_acceptance_length,
         fewer_calls=fewer,
@@ -152,8 +160,14 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
 def _unmeasured(job: Job, why: str) -> Line:
     assert job.system is not None
     promise = "exact" if recipes.describe(job.recipes[0])["exact"] else "lossy"
-    own = {"is_system": True, "promise": promise, "recipe": job.recipes[0]}
-    return Line(job.group.name, job.name, job.model, **own, **_reported(job.system), note=why)
+    own = {"is_system": True, "promise": promise, "recipe": job.recipes[0], "note": _shorten(why)}
+    return Line(job.group.name, job.name, job.model, **own, **_reported(job.system))
+
+
+def _shorten(why: str) -> str:
+    """A reason in half a line."""
+    why = re.sub(r"^recipe '[^']*' needs", "needs", " ".join(why.split()))
+    return why.replace("; give --drafter DIR or zoo:NAME", ", and none is bundled")
 
 
 def _reported(system: System) -> dict[str, Any]:
@@ -193,19 +207,21 @@ def _quality(
     return row.extras[name], error, plain
 
 
-def describe_training(drafter: str, recipe: str) -> str:
-    """Who trained a draft model and how: by its card, or else by the stages of the recipe."""
+def describe_training(drafter: str, recipe: str | None = None) -> str:
+    """Who trained a draft model and how: by its card, and of a head by the stages of its recipe."""
     if not drafter.startswith(ZOO):
         return "given by the user"
-    card = _read_card(drafter)
-    loss = card.get("losses") or recipes.describe(recipe)["parts"]["draft optimisation"]
+    card, entry = _read_card(drafter), zoo.info(drafter)
+    loss = card.get("losses")
+    if loss is None and recipe is not None and entry.sees == STATES:
+        loss = recipes.describe(recipe)["parts"]["draft optimisation"]
     minutes = card.get("training minutes") or card.get("minutes")
     parts = [
-        *([] if loss == "none" else [str(loss)]),
+        loss or entry.description.partition(";")[0].rstrip("."),
         *([f"{int(card['steps']):,} steps"] if card.get("steps", "").isdecimal() else []),
         *([f"{float(minutes):.0f} min"] if minutes else []),
     ]
-    return f"here: {', '.join(parts)}" if parts else "here"
+    return f"here: {', '.join(parts)}"
 
 
 def _read_card(drafter: str) -> Mapping[str, str]:

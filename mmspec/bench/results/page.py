@@ -29,7 +29,8 @@ decoding where there is none, in the same minutes: the median of the repeats wit
 most. Rows whose spreads overlap share ranks. *Fewer calls* are target calls of plain decoding over
 those of the method, with the standard error over requests. *Quality* is followed by its standard
 error, and by that of plain decoding on the same requests. *Paper* is the figure that the paper
-reports, as in *{SOURCE}*, on other models and machines; *why* says in a word why ours is another:
+reports (*{SOURCE}*), on
+other models and machines; *why* says in a word why ours is another:
 """
 
 
@@ -149,7 +150,7 @@ def _section(section: Section, plot: str | None) -> list[str]:
 def _cells(line: Line, model: str) -> list[str]:
     name = line.name if line.headline else f"*{line.name}*"
     name += f", {line.model}" if line.headline and line.model != model else ""
-    drafter = line.drafter or ("none" if line.speed is not None else "")
+    drafter = line.drafter or ("none" if line.recipe and line.speed is not None else "")
     trained = f"{drafter}; {line.trained}" if line.trained else drafter
     fewer = _number(line.fewer_calls)
     if line.fewer_calls is not None and line.fewer_calls_error:

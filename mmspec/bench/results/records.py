@@ -42,7 +42,7 @@ class Record:
     environment: Mapping[str, Any]
     requests: int
     judged: int
-    seconds: float
+    seconds: float  # of the processor
 
     @classmethod
     def of(

@@ -17,6 +17,7 @@ from functools import cache
 import numpy as np
 from PIL import Image
 
+from mmspec.zoo.catalogue import info
 from mmspec.zoo.facts import find_mentions
 from mmspec.zoo.language import spell, words
 from mmspec.zoo.requests.answers import (
@@ -34,6 +35,7 @@ from mmspec.zoo.requests.wording import NUMBERS, Wording
 from mmspec.zoo.scene import DIGITS, Scene, Split, sample_board
 
 CATEGORIES = ("short-question", "text", "caption", "chart", "reasoning", "conversation")
+TRAINER = "tools.zoo.vlm.requests"  # of the targets that are trained on them
 _THINGS = {"caption": (5, 7), "reasoning": (4, 6)}  # fewest and most things on a board
 _OTHER_THINGS = (3, 6)
 _DIGIT_RATES = {"text": 0.65}  # share of digits among the things
@@ -80,6 +82,11 @@ def requests(
     """
     stream = iterate_requests(split, seed, category)
     return [next(stream) for _ in range(n)]
+
+
+def is_trained_on_requests(model: str) -> bool:
+    """Whether a bundled target, `zoo:NAME`, is trained on these requests."""
+    return info(model).trainer == TRAINER
 
 
 def iterate_requests(split: Split, seed: int, category: str | None = None) -> Iterator[Request]:

@@ -61,13 +61,24 @@ def test_a_lossy_system_stands_beside_the_pipeline_in_as_many_calls() -> None:
 def test_rows_that_are_not_measured_say_why() -> None:
     (job,) = select(plan(), None, ["hivis"])
     assert lines_of(job, None)[0].note == "not measured yet"
-    assert lines_of(job, None, "it needs a head")[0].note == "it needs a head"
+    why = "recipe 'hivis' needs a feature head; give --drafter DIR or zoo:NAME"
+    assert lines_of(job, None, why)[0].note == "needs a feature head, and none is bundled"
+    (baselines,) = select(plan(), ["mar"], ["baselines"])
+    (line,) = lines_of(
+        baselines, Record({"drafters": {}}, (), (), {"prompt_lookup": why}, {}, 1, 1, 0)
+    )
+    assert (line.name, line.speed, line.note) == (
+        "prompt_lookup",
+        None,
+        "needs a feature head, and none is bundled",
+    )
     sv = next(one for one in read_systems() if one.name == "SV")
     assert "whole answers" in (unbuilt(sv, job.group).note or "")
 
 
 def test_the_card_tells_how_a_draft_model_was_trained() -> None:
     told = describe_training("zoo:whisper-drafter", "specasr")
-    assert told == "here: 900 steps, 6 min"
-    assert describe_training("zoo:llava-drafter", "spec-llava").startswith("here: distilled on")
+    assert told == "here: Whisper decoder of one layer, 900 steps, 6 min"
+    head = describe_training("zoo:video-feature-head", "sparrow")
+    assert head == "here: regression on the target's states; no visual slots, 900 steps, 7 min"
     assert describe_training("/somewhere", "specasr") == "given by the user"
