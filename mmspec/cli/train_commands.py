@@ -178,3 +178,13 @@ def phrases(
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Images per batch.")] = 16,
 ) -> None:
     """Generate images and collect frequent runs of codes, for recipe sjd-pv."""
+
+
+@app.command("constants")
+@model_command("mmspec.cli.constants:run", "train", without=PARTS, model="zoo:vla")
+def constants(
+    out: Annotated[Path, typer.Option(help="Folder to write to.")],
+    episodes: Annotated[int, typer.Option(min=2, max=10**5, help="Episodes to record.")] = 32,
+    batch: Annotated[int, typer.Option(min=1, max=4096, help="Episodes side by side.")] = 16,
+) -> None:
+    """Fit constants of kerv and heisd to a robot policy's own episodes."""

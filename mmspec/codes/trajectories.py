@@ -130,6 +130,12 @@ class Trajectories:
         Similarity is the cosine of features, distance that of states, 0 if unknown. Raises
         ValueError for a single episode.
         """
+        similarity, index = self.nearest_moments
+        return similarity, self.distance_to(index)
+
+    @cached_property
+    def nearest_moments(self) -> tuple[Tensor, Tensor]:  # (M,) similarity, (M,) index
+        """The nearest moment in another episode. Raises ValueError as `nearest_matches` does."""
         if len(self.episodes.unique()) < 2:
             raise ValueError(
                 "a single stored episode has no matches in others; store several, or give "
@@ -138,9 +144,14 @@ class Trajectories:
         unit = torch.nn.functional.normalize(self.features, dim=-1)
         same = self.episodes[:, None] == self.episodes
         similarity, index = (unit @ unit.T).masked_fill(same, -2).max(-1)
+        return similarity, index
+
+    def distance_to(self, index: Tensor) -> Tensor:  # (M,) -> (M,)
+        """The distance of the state of every moment to that of another one; 0 if unknown."""
         if self.states is None:
-            return similarity, torch.zeros_like(similarity)
-        return similarity, (self.states - self.states[index]).norm(dim=-1)
+            return torch.zeros(self.count)
+        found: Tensor = (self.states - self.states[index]).norm(dim=-1)
+        return found
 
 
 @dataclass(frozen=True)

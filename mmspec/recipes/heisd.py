@@ -7,12 +7,14 @@ kept by whole groups of components within `bias` bins each and `total` together 
 "abs_sum", or "signed_sum" probably the paper's choice), grippers exactly; those of the head token
 by token within `radius`. If the nearest stored moment has a similarity of at least `theta` and a
 distance of at most `delta`, its action is accepted without a target call, at most `most_skips`
-times in a row; both default to values from the store, and theta adapts to the outcome of tasks.
+times in a row; both default to those in `constants`, a folder of `mmspec train constants`, and
+without it to quantiles of the store; theta adapts to the outcome of tasks.
 `store` is a folder of trajectories, default: that of the drafter. Lossy; bias=0, radius=0 and
 theta=2 are exact. Reconstructed: the rule of skipping, features (the policy's own last state), the
 number of neighbours, cut, theta, delta, the third; after a rejected stored draft the head drafts.
 """
 
+from mmspec.codes.action_constants import ActionConstants
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.actions.kinematics import KinematicMetric
 from mmspec.drafters.actions.retrieval import Retrieval, store_of
@@ -48,8 +50,12 @@ def tolerances(kit: Kit) -> Verifier:
 def similar(kit: Kit) -> Gate:
     """Moments that are alike enough."""
     options = kit.options
-    limits = (options["theta"], options["delta"], options["most_skips"])
-    return SimilarityGate.from_store(store_of(kit), *limits)
+    fitted = kit.load_option("constants", ActionConstants) or ActionConstants()
+    theta, delta = (
+        getattr(fitted, name) if options[name] is None else options[name]
+        for name in ("theta", "delta")
+    )
+    return SimilarityGate.from_store(store_of(kit), theta, delta, options["most_skips"])
 
 
 RECIPE = with_head(
@@ -60,7 +66,7 @@ RECIPE = with_head(
     options={
         **{"store": None, "neighbours": 4, "window": None, "weight": 0.5, "cut": 0.5},
         **{"bias": 15.0, "total": 30.0, "aggregate": "abs_sum", "radius": 9.0},
-        **{"theta": None, "delta": None, "most_skips": 4},
+        **{"theta": None, "delta": None, "most_skips": 4, "constants": None},
     },
     needs=("action space",),
     paper="Zheng et al. 2026",

@@ -18,6 +18,7 @@ from transformers import AutoProcessor
 
 from mmspec import recipes, zoo
 from mmspec.codes.actions import ActionSpace
+from mmspec.codes.episodes import Episode
 from mmspec.codes.trajectories import FILE
 from mmspec.errors import check_number, explain_load_errors, format_value, unknown_message
 from mmspec.modalities.common import tokens
@@ -269,6 +270,11 @@ class PolicySession(tokens.TokenSession):
         if not all(one is None or isinstance(one, bool | np.bool_) for one in ends):
             raise ValueError(f"success={format_value(success)} is neither True nor False; give one")
         self.robots.reset(None if robots is None else parse_robots(robots, None), ends)
+
+    def episodes(self, robots: Sequence[int]) -> list[Episode]:
+        """Actions, states and deviations of robots since their reset. Raises ValueError."""
+        with self.robots.access(parse_robots(list(robots), None), self._default_space) as rows:
+            return [replace(robot.episode) for robot in rows]
 
     def steps(self, robot: int = 0) -> tuple[ActionStep, ...]:
         """Statistics of each request since the robot's reset, at most the last 4096."""

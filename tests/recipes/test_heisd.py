@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from mmspec.codes.action_constants import ActionConstants
 from mmspec.codes.actions import ActionCodes, ActionSpace
 from mmspec.codes.episodes import Episode
 from mmspec.codes.trajectories import Retrieved, Trajectories
@@ -237,3 +238,11 @@ def test_what_does_not_fit() -> None:
     for make, words in cases:
         with pytest.raises(ValueError, match=words):
             make()
+
+
+def test_fitted_thresholds_are_those_of_the_file_unless_given(tmp_path: Path) -> None:
+    ActionConstants(theta=0.75, delta=0.5).save(tmp_path)
+    gate = robot("heisd", window=3, constants=str(tmp_path)).gate
+    assert (gate.theta, gate.delta) == (0.75, 0.5)
+    gate = robot("heisd", window=3, constants=str(tmp_path), theta=0.25).gate
+    assert (gate.theta, gate.delta) == (0.25, 0.5)

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from mmspec.codes.action_constants import ActionConstants
 from mmspec.codes.episodes import Episode
 from mmspec.drafters.actions.completion import EveryFew, OnRefusal
-from mmspec.drafters.actions.kalman import ConstantVelocity
+from mmspec.drafters.actions.kalman import ConstantVelocity, RandomWalk
 from tests.toys.policies import SPACE, act, plain, remembering, robot
 
 
@@ -128,3 +130,19 @@ def test_the_radius_of_an_episode_moves_with_what_was_kept() -> None:
 def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         robot("kerv", **options)
+
+
+def test_fitted_constants_are_those_of_the_file_unless_given(tmp_path: Path) -> None:
+    ActionConstants(0.25, "random_walk", 10.0, 1.0).save(tmp_path)
+    for more, motion, reference in (
+        ({}, RandomWalk(10.0, 1.0), 0.25),
+        ({"motion": "constant_velocity", "reference": 2.0}, ConstantVelocity(), 2.0),
+    ):
+        bound = robot("kerv", constants=str(tmp_path), **more)
+        assert bound.drafter.forecast == motion
+        assert bound.verifier.radius.reference == reference
+    usual = robot("kerv")
+    assert usual.drafter.forecast == ConstantVelocity()
+    assert usual.verifier.radius.reference == 1
+    with pytest.raises(ValueError, match=r"holds no constants of actions .*constants.json"):
+        robot("kerv", constants=str(tmp_path / "none"))

@@ -93,7 +93,8 @@ class ConstantVelocity:
         return x
 
 
-MODELS: dict[str, ActionForecast] = {
+ActionFilter = RandomWalk | ConstantVelocity
+MODELS: dict[str, ActionFilter] = {
     "constant_velocity": ConstantVelocity(),
     "random_walk": RandomWalk(),
 }
