@@ -109,11 +109,15 @@ def make_requests(target: str, count: int, split: Split, seed: int) -> list[Any]
     ]
 
 
-def default_folder(target: str) -> Path:
-    """The folder of pools of the target as it is, in the user's cache."""
+def default_folder() -> Path:
+    """The folder of pools in the user's cache."""
     root = Path(os.environ.get("XDG_CACHE_HOME", "~/.cache")).expanduser()
-    weights = hashlib.sha256((path(target) / "model.safetensors").read_bytes()).hexdigest()
-    return root / "mmspec" / "answers" / f"{target}-{weights[:12]}"
+    return root / "mmspec" / "answers"
+
+
+def _weights_digest(target: str) -> str:
+    weights = (path(target) / "model.safetensors").read_bytes()
+    return hashlib.sha256(weights).hexdigest()[:12]
 
 
 def load_pool(
@@ -126,9 +130,10 @@ def load_pool(
 ) -> AnswerPool:
     """Return the answers to `count` requests per category.
 
-    Those that `folder` lacks are generated into it. Raises ValueError for damaged files.
+    They are in a folder of their own in `folder`, named after the target and its weights; missing
+    ones are generated into it. Raises ValueError for damaged files.
     """
-    folder = folder / f"{split}-{count}-{seed}"
+    folder = folder / f"{target}-{_weights_digest(target)}" / f"{split}-{count}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     chunks = list(iterate_chunks(_order(make_requests(target, count, split, seed)), _BATCH))
     pool, model = AnswerPool(folder, [], []), None

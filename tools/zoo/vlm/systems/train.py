@@ -62,7 +62,7 @@ def train(
     torch.set_num_threads(1)
     model = load_teacher(entry.target)
     count = run.limit_steps(ANSWERED, 4)
-    root = default_folder(entry.target) if answers is None else answers
+    root = default_folder() if answers is None else answers
     pool = load_pool(entry.target, count, root, progress=progress)
     reader = make_reader(model)
     caches = cache_states(pool, reader, progress) if plan.caches else {}
@@ -132,5 +132,5 @@ def write_head(head: Any, reader: Reader, folder: Path, made: Any) -> None:
 def measure(entry: Entry, folder: Path, count: int, answers: Path | None = None) -> dict[str, Any]:
     """Acceptance lengths on held-out requests by category, and with other pictures."""
     assert entry.target is not None
-    root = default_folder(entry.target) if answers is None else answers
+    root = default_folder() if answers is None else answers
     return measure_head(plan_of(entry), entry.target, folder, root, count)

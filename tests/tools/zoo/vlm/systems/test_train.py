@@ -131,14 +131,14 @@ def test_a_pool_is_continued_and_read_again(
         raise AssertionError("generated again")
 
     monkeypatch.setattr(pool, "answer_requests", refuse)
-    again = load_pool(TARGET, 2, answers.folder.parent)
+    again = load_pool(TARGET, 2, answers.folder.parents[1])
     assert [one.tokens.tolist() for one in again.answers] == [
         one.tokens.tolist() for one in answers.answers
     ]
     (file,) = answers.folder.iterdir()
     moved = file.rename(file.with_suffix(".away"))
     with pytest.raises(AssertionError, match="generated again"):
-        load_pool(TARGET, 2, answers.folder.parent)
+        load_pool(TARGET, 2, answers.folder.parents[1])
     moved.rename(file)
 
 
