@@ -94,11 +94,11 @@ def small_model_loss(
     """Cross entropy of response tokens; the target only encodes images."""
     reader = target.make_reader(head.language_model)
     tokens, real = example.tokens.clamp_min(0), example.tokens >= 0
-    logits = head.logits(_prompt(target, head, example.inputs, reader), tokens, reader)
+    logits = head.logits(draft_prompt(target, head, example.inputs, reader), tokens, reader)
     return functional.cross_entropy(logits[real].float(), tokens[real])
 
 
-def _prompt(
+def draft_prompt(
     target: Reader, head: TrainableSmallModel, inputs: Mapping[str, Any], reader: Reader
 ) -> Mapping[str, Any]:
     """Prepare the prompt as in drafting: images through the projector, or removed."""
