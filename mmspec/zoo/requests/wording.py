@@ -48,12 +48,10 @@ class Wording:
         return f"{self.size(thing)} {thing.colour} {thing.name}"
 
     def order(self, things: Sequence[Thing]) -> list[Thing]:
-        """Put things in one of four orders: rows or columns, forwards or backwards."""
-        by_columns, backwards = self.generator.integers(2, size=2)
-        ordered = sorted(
-            things, key=lambda t: (t.column, t.row) if by_columns else (t.row, t.column)
-        )
-        return ordered[::-1] if backwards else ordered
+        """Put things in one of two orders: by rows, or by columns."""
+        if self.generator.random() < 0.5:
+            return sorted(things, key=lambda t: (t.row, t.column))
+        return sorted(things, key=lambda t: (t.column, t.row))
 
 
 def name_of(thing: Thing) -> str:

@@ -67,7 +67,7 @@ class RequestPlan:
     """Training plan of a target.
 
     Most tokens of an answer are wording. With equal weights the model learns them long before it
-    reads the picture; the last stage has equal weights, so the probabilities are those of the data.
+    reads the picture.
     """
 
     family: str
@@ -76,8 +76,11 @@ class RequestPlan:
     stages: tuple[Stage, ...]
 
 
-_STAGES = (Stage(CosineDecay(850, 1e-3)), Stage(CosineDecay(500, 1e-3), 4.0))
-_STAGES += (Stage(CosineDecay(100, 3e-4)),)
+_STAGES = (
+    Stage(CosineDecay(850, 1e-3)),
+    Stage(CosineDecay(260, 1e-3), 4.0),
+    Stage(CosineDecay(450, 7e-4), 3.0),
+)
 PLANS = {
     "llava-chat": RequestPlan("llava", "llava", LLAVA_TARGET, _STAGES),
     "qwen2.5-vl-chat": RequestPlan("qwen2.5-vl", "qwen2.5-vl", QWEN_TARGET, _STAGES),
