@@ -308,6 +308,7 @@ _NAMED = {  # module and class of each named shape, imported on use
     "best-first": "best_first.BestFirstTree",
     "entropy": "entropy_tree.EntropyTree",
     "parallel": "parallel_tree.ParallelTree",
+    "stochastic-beam": "stochastic_beam.StochasticBeam",
 }
 
 

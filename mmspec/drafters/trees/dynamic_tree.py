@@ -18,16 +18,36 @@ from mmspec.trees import all_true_mask
 
 
 @dataclass(frozen=True)
+class BeamMass:
+    """Grow on while the paths of the front have at least log mass `limit` (DDD, Brown et al. 2024).
+
+    Asked after `first` levels, and after every `every` further ones; each time is read from the
+    device. Rows of a batch grow alike: the largest mass decides.
+    """
+
+    limit: float = -1.0
+    first: int = 3
+    every: int = 2
+
+    def ends_at(self, levels: int, score: Tensor) -> bool:  # (B, beam) log probabilities of paths
+        """Whether a tree of so many levels is deep enough."""
+        is_asked = levels >= self.first and (levels - self.first) % self.every == 0
+        return is_asked and not bool((score.logsumexp(-1) > self.limit).any())
+
+
+@dataclass(frozen=True)
 class DynamicTree(RankedTree):
     """The tree of EAGLE-2 (Li et al. 2024, section 4).
 
     Grow the most probable `beam` paths for `depth` levels, then keep the best `nodes` of all
-    candidates. Every row has its own topology. Raises ValueError for invalid sizes.
+    candidates. Every row has its own topology. `stop` ends it before. Raises ValueError for
+    invalid sizes.
     """
 
     depth: int = 5
     beam: int = 8
     nodes: int = 24
+    stop: BeamMass | None = None
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
     sizes: ClassVar[tuple[str, ...]] = ("depth", "beam", "nodes")
 
@@ -36,8 +56,8 @@ class DynamicTree(RankedTree):
         return f"dynamic tree of {self.nodes} nodes"
 
     @property
-    def fixed_reads(self) -> int:
-        return self.beam * (self.depth - 1)
+    def fixed_reads(self) -> int | None:
+        return self.beam * (self.depth - 1) if self.stop is None else None
 
     def grow_levels(
         self, model: DraftModel, context: Context, state: Any, kind: Kind, depth: int
@@ -65,13 +85,16 @@ class DynamicTree(RankedTree):
             if level + 1 == depth:
                 break
             score, best = scores[-1].topk(beam, -1)
+            if self.stop is not None and self.stop.ends_at(level + 1, score):
+                fixed = _constants(batch, beam, level + 1, device)
+                break
             token, parent = tokens[-1].gather(1, best), best // beam  # of the front before
             fronts.append(best)
             visible = torch.cat((visible[fixed.rows, parent], fixed.itself), 2)
             parents = (parent, 1 + (level - 1) * beam)
         joined = (torch.cat(one, 1) for one in (scores, tokens, fronts))
         draft = _Candidates(*joined).select_best(self.nodes, kind, fixed)
-        return GrownDraft(draft, None, distributions, beam * (depth - 1))
+        return GrownDraft(draft, None, distributions, beam * (fixed.depth - 1))
 
 
 @dataclass(frozen=True)

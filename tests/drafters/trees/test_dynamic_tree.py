@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, ClassVar
 
 import pytest
@@ -10,9 +11,9 @@ import torch
 from mmspec.draft import Draft, Kind
 from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.drafters.neural.small_model import Autoregressive
-from mmspec.drafters.trees.dynamic_tree import DynamicTree
+from mmspec.drafters.trees.dynamic_tree import BeamMass, DynamicTree
 from mmspec.targets.tokens.context import Context
-from tests.drafters.driving import drive, inputs, tiny
+from tests.drafters.driving import drive, greedy, inputs, tiny
 from tests.toys.readers import backbone
 
 ROOM = 4
@@ -79,3 +80,17 @@ def by_hand(model: Any, text: list[int], depth: int, beam: int, nodes: int) -> s
         scored |= grown
     del scored[()]
     return {*sorted(scored, key=scored.__getitem__, reverse=True)[:nodes]}
+
+
+def test_a_front_without_mass_ends_the_tree() -> None:
+    """DDD: asked after 2 levels; a limit above 0 is never reached, one of -inf always."""
+    model = tiny()
+    whole = SharedBackbone(backbone(model), depth=1)
+    depths = {}
+    for limit in (0.5, -math.inf):
+        shape = DynamicTree(5, 3, 9, stop=BeamMass(limit, first=2))
+        Watched.drafts.clear()
+        text, _ = drive(model, Watched(whole, shape, Kind.DET), inputs(), 12)
+        assert text == greedy(model, inputs(), 12)
+        depths[limit] = max(draft.max_depth or 0 for draft, _ in Watched.drafts)
+    assert depths == {0.5: 2, -math.inf: 5}
