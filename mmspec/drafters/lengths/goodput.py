@@ -19,6 +19,7 @@ from mmspec.drafters.lengths.length import (
     acceptance_counts,
     max_useful_length,
 )
+from mmspec.drafters.lengths.thompson import Thompson
 from mmspec.targets.tokens.context import Context
 
 log = logging.getLogger("mmspec")
@@ -236,6 +237,7 @@ _NAMED: dict[str, Callable[[], Length]] = {
     "entropy": Entropy,
     "adaptive-entropy": AdaptiveEntropy,
     "confidence": Confidence,
+    "thompson": Thompson,
 }
 
 
