@@ -188,3 +188,38 @@ def constants(
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Episodes side by side.")] = 16,
 ) -> None:
     """Fit constants of kerv and heisd to a robot policy's own episodes."""
+
+
+@app.command("stop")
+@model_command(
+    "mmspec.cli.learned_parts:stop", "train", without=PARTS, recipe=["speculative-sampling"]
+)
+def stop(
+    out: Annotated[Path, typer.Option(help="File to write, .safetensors.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Prompts; default: bundled examples.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of examples.")] = 64,
+    length: Annotated[int, typer.Option(min=1, max=64, help="Tokens of each draft.")] = 8,
+    steps: Annotated[int, typer.Option(min=1, max=10**6)] = 500,
+) -> None:
+    """Train what decides the draft length from the draft distribution (SpecDec++, DISCO)."""
+
+
+@app.command("judge")
+@model_command(
+    "mmspec.cli.learned_parts:judge", "train", without=PARTS, recipe=["speculative-sampling"]
+)
+def judge(
+    out: Annotated[Path, typer.Option(help="File to write, .safetensors.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Prompts; default: bundled examples.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of examples.")] = 64,
+    tail: Annotated[
+        int, typer.Option(min=0, help="Last tokens by which answers are compared; 0 = all.")
+    ] = 4,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Maximal tokens of an answer.")] = 128,
+    steps: Annotated[int, typer.Option(min=1, max=10**6)] = 300,
+) -> None:
+    """Train a judge of refused tokens, for recipe judge."""

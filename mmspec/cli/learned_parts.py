@@ -1,0 +1,125 @@
+"""`mmspec train stop` and `mmspec train judge`: small networks beside a draft model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from mmspec import recipes
+from mmspec.cli.bench import workload
+from mmspec.cli.models import LoadedModels, check_writable, load, select
+from mmspec.cli.options import ModelOptions
+from mmspec.cli.output import console, format_percent, print_json, print_pairs
+from mmspec.drafters.shapes import Shape
+from mmspec.recipe import LINEAR
+from mmspec.training.judges import same_end, train_judge
+from mmspec.training.stops import train_stop
+
+RECIPE = "speculative-sampling"  # drafts and verifies while the networks are trained
+
+
+def stop(
+    options: ModelOptions,
+    out: Path,
+    prompt: list[str] | None,
+    prompts: int,
+    length: int,
+    steps: int,
+) -> None:
+    """Train a stop head and save it."""
+    check_writable("--out", out, (".safetensors",))
+    loaded = load(options, select(options))
+    recipe = recipes.get(loaded.selection.recipe)
+
+    def bind(shape: Shape) -> Any:
+        return loaded.accelerate(loaded.selection.recipe, tree=shape)
+
+    _check_chains(recipe)
+    requests = _requests(loaded, prompt, prompts, options.seed)
+    found = train_stop(bind, requests, length, steps, seed=options.seed)
+    found.head.save(out)
+    document = {
+        "out": str(out),
+        "tokens": found.num_tokens,
+        "acceptance": found.acceptance,
+        "loss": found.loss,
+    }
+    _report(
+        options,
+        document,
+        f'{out}: for accelerate(model, drafter=..., length=SpecDecPP("{out}")), or Disco',
+        [
+            ("drafted tokens", found.num_tokens),
+            ("accepted", format_percent(found.acceptance)),
+            ("loss", f"{found.loss:.3f}"),
+        ],
+    )
+
+
+def judge(
+    options: ModelOptions,
+    out: Path,
+    prompt: list[str] | None,
+    prompts: int,
+    tail: int,
+    max_new_tokens: int,
+    steps: int,
+) -> None:
+    """Train a judge and save it."""
+    check_writable("--out", out, (".safetensors",))
+    loaded = load(options, select(options))
+
+    def bind(verifier: Any) -> Any:
+        return loaded.accelerate(loaded.selection.recipe, verifier=verifier)
+
+    _check_chains(recipes.get(loaded.selection.recipe))
+    requests = _requests(loaded, prompt, prompts, options.seed)
+    found = train_judge(bind, requests, same_end(tail), max_new_tokens, steps)
+    found.head.save(out)
+    document = {
+        "out": str(out),
+        "tokens": found.num_tokens,
+        "harmless": found.harmless,
+        "recall": found.recall,
+        "saved": found.saved,
+        "threshold": found.head.threshold,
+    }
+    _report(
+        options,
+        document,
+        f'{out}: for accelerate(model, "judge", drafter=..., judge="{out}")',
+        [
+            ("refused tokens", found.num_tokens),
+            ("harmless", format_percent(found.harmless)),
+            ("harmful held-out ones refused", format_percent(found.recall)),
+            ("harmless held-out ones accepted", format_percent(found.saved)),
+            ("threshold", f"{found.head.threshold:.3f}"),
+        ],
+    )
+
+
+def _check_chains(recipe: Any) -> None:
+    """Raises ValueError for a recipe that drafts no chain of a draft model."""
+    if not recipe.takes_drafter or recipe.execution.walk != LINEAR:
+        raise ValueError(
+            f"recipe {recipe.name!r} has no draft model whose tokens could be judged; give "
+            f"--recipe {RECIPE}"
+        )
+
+
+def _requests(
+    loaded: LoadedModels, prompt: list[str] | None, prompts: int, seed: int
+) -> list[dict[str, Any]]:
+    """Given prompts, or bundled examples of another seed than `mmspec bench` takes."""
+    return [dict(one) for one in workload(loaded, prompt, prompts, 1, seed + 1).timed]
+
+
+def _report(
+    options: ModelOptions, document: dict[str, Any], title: str, pairs: list[tuple[str, Any]]
+) -> None:
+    if options.json:
+        print_json(document)
+        return
+    console().print(title, markup=False)
+    console().print()
+    print_pairs(pairs)
