@@ -18,7 +18,6 @@ from mmspec.cli.output import (
     show_progress,
     silence_libraries,
 )
-from mmspec.zoo.heads import train_heads
 
 app = typer.Typer(help="The bundled models.", no_args_is_help=True)
 Name = Annotated[str, typer.Argument(help="A name of `mmspec zoo list`.")]
@@ -119,6 +118,8 @@ def _train_heads(
     more: dict[str, Any],
 ) -> None:
     """Train the draft models of a target; print a line for each when it is done."""
+    from mmspec.zoo.heads import train_heads
+
     reports = []
     with show_progress(json) as bar:
 
