@@ -163,7 +163,7 @@ def fit_judge(
             loss = functional.binary_cross_entropy_with_logits(
                 logits, labels[train].float(), pos_weight=balance
             )
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
     with torch.no_grad():
         chances = head(states)

@@ -122,6 +122,6 @@ def fit_stop(
             loss = functional.binary_cross_entropy_with_logits(
                 head(features), labels, pos_weight=weight
             )
-            loss.backward()  # type: ignore[no-untyped-call]
+            loss.backward()
             optimizer.step()
     return TrainedStop(head.eval(), len(labels), float(labels.mean()), float(loss.detach()))

@@ -13,7 +13,7 @@ from transformers import (
     PrefixConstrainedLogitsProcessor,
     RepetitionPenaltyLogitsProcessor,
 )
-from transformers.utils import ModelOutput
+from transformers.utils.generic import ModelOutput
 
 from mmspec import _hf
 from mmspec._hf_beams import BeamSearch, best_sequences

@@ -220,7 +220,7 @@ class TextGenerator:
         sequences, ending = options.run(call, ids, config, loop, streamer)
         if not config.return_dict_in_generate:
             return sequences
-        further = {"scores": ending.scores, "logits": ending.logits}
+        further: dict[str, Any] = {"scores": ending.scores, "logits": ending.logits}
         kinds: Any = (GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput)
         if count > 1:
             kinds = (GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput)

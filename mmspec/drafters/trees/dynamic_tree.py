@@ -47,8 +47,8 @@ class DynamicTree(RankedTree):
     depth: int = 5
     beam: int = 8
     nodes: int = 24
-    stop: BeamMass | None = None
     kinds: tuple[Kind, ...] = (Kind.RACE, Kind.DET)
+    stop: BeamMass | None = None
     sizes: ClassVar[tuple[str, ...]] = ("depth", "beam", "nodes")
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 
@@ -18,7 +19,8 @@ def always(chance: float) -> StopHead:
     head = StopHead()
     for weight in head.parameters():
         torch.nn.init.zeros_(weight)
-    torch.nn.init.constant_(head.net[2].bias, math.log(chance / (1 - chance)))
+    last: Any = head.net[2]
+    torch.nn.init.constant_(last.bias, math.log(chance / (1 - chance)))
     return head
 
 
