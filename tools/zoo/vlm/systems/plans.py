@@ -307,7 +307,7 @@ PLANS = {
         "medusa",
         new_medusa,
         (Stage("cross entropy of every head, discounted by 0.8", heads_loss),),
-        {"medusa_num_heads": 4},
+        {"medusa_num_heads": 5},
         ("medusa",),
         caches=True,
         control=_TEXT_STATES,
