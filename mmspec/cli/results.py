@@ -26,8 +26,6 @@ from mmspec.cli.options import ModelOptions
 from mmspec.cli.output import console, print_error, print_json, print_table, show_progress
 from mmspec.errors import first_line
 from mmspec.recipe import TREE
-from mmspec.registry import ZOO
-from mmspec.zoo.requests import is_trained_on_requests
 
 PLOT = ".svg"
 VLM = "vlm"
@@ -155,16 +153,17 @@ def _categories(
     json: bool,
     is_wanted: bool,
 ) -> CategoryTable | None:
-    """The table of categories, if the vision-language target is trained on them."""
+    """The table of categories, if a vision-language target is trained on them."""
     group = next(job.group for job in jobs if job.group.name == VLM)
-    if not (group.model.startswith(ZOO) and is_trained_on_requests(group.model)):
+    model = categories.find_target(group)
+    if model is None:
         return None
-    head = categories.find_best_head([one for one in lines if one.section == VLM])
-    planned = categories.plan_categories(group, head)
+    head = categories.find_best_head(model, lines)
+    planned = categories.plan_categories(group, model, head)
     if is_wanted:
         measure_all(planned, store, effort, json)
     found = [(job, store.find(describe(job, effort))) for job in planned]
-    return categories.make_table(group, head, found)
+    return categories.make_table(model, head, found)
 
 
 def _sections(

@@ -8,14 +8,14 @@ from typing import Any
 
 import torch
 
-from mmspec import _hf, recipes
+from mmspec import _hf, recipes, zoo
 from mmspec.bench.constant_drafter import CONTROL
 from mmspec.bench.results.lines import Line
 from mmspec.bench.results.records import Record
 from mmspec.bench.results.systems import CATEGORY, Group, Job
 from mmspec.modality import Workload
 from mmspec.recipe import STATES
-from mmspec.zoo.requests import CATEGORIES
+from mmspec.zoo.requests import CATEGORIES, is_trained_on_requests
 
 LOOKUP, HEAD = "prompt-lookup", "eagle-3"  # HEAD: where no trained head was measured
 TITLES = ("category", "tokens", "nats per token", "constant drafter", "prompt lookup", "best head")
@@ -43,12 +43,13 @@ class CategoryTable:
     """All categories of the requests to one target."""
 
     model: str
-    head: str
+    head: str | None  # the recipe; None = the target has no trained head
     lines: tuple[CategoryLine, ...]
 
     def markdown(self) -> list[str]:
         """The table, with its explanation."""
-        text = [f"## Categories of requests to `{self.model}`", "", ABOUT, f"Head: `{self.head}`."]
+        head = "It has no trained head yet." if self.head is None else f"Head: `{self.head}`."
+        text = [f"## Categories of requests to `{self.model}`", "", ABOUT, head]
         text += ["", f"| {' | '.join(TITLES)} |", f"|{'---|' * len(TITLES)}"]
         for one in self.lines:
             numbers = (one.tokens, one.entropy, one.constant, one.lookup, one.head)
@@ -57,27 +58,38 @@ class CategoryTable:
         return text
 
 
-def find_best_head(lines: Sequence[Line]) -> str:
-    """The exact recipe with a head of the target's states that accepts most in these lines."""
+def find_target(group: Group) -> str | None:
+    """The first target of a section that is trained on the requests."""
+    return next(filter(is_trained_on_requests, group.present), None)
+
+
+def find_best_head(model: str, lines: Sequence[Line]) -> str | None:
+    """The exact recipe with a head of a target's states that accepts most in its lines.
+
+    Without such lines `HEAD`, or None where none is bundled.
+    """
     heads = [
         one
         for one in lines
         if one.recipe is not None
+        and one.model == model
         and one.drafter is not None
         and one.promise == "exact"
         and recipes.get(one.recipe).sees == STATES
         and one.acceptance_length is not None
-        and one.name.partition(", ")[2] == ""  # as published
+        and ", " not in one.name  # as published
     ]
     best = max(heads, key=lambda one: one.acceptance_length or 0.0, default=None)
-    return HEAD if best is None or best.recipe is None else best.recipe
+    if best is not None:
+        return best.recipe
+    return HEAD if zoo.drafter_for(model, recipes.get(HEAD)) else None
 
 
-def plan_categories(group: Group, head: str) -> list[Job]:
+def plan_categories(group: Group, model: str, head: str | None) -> list[Job]:
     """One job per category."""
-    settings = dict(group.settings)
+    measured, settings = tuple(filter(None, (LOOKUP, head))), dict(group.settings)
     return [
-        Job(f"{CATEGORY} {one}", group, group.model, (LOOKUP, head), {**settings, "kind": one})
+        Job(f"{CATEGORY} {one}", group, model, measured, {**settings, "kind": one})
         for one in CATEGORIES
     ]
 
@@ -101,11 +113,11 @@ def measure_entropy(model: Any, workload: Workload, seed: int = 0) -> float:
 
 
 def make_table(
-    group: Group, head: str, found: Sequence[tuple[Job, Record | None]]
+    model: str, head: str | None, found: Sequence[tuple[Job, Record | None]]
 ) -> CategoryTable:
     """The table of the records of all categories that were measured."""
     lines = [_line(str(job.settings["kind"]), head, one) for job, one in found if one is not None]
-    return CategoryTable(group.model, head, tuple(lines))
+    return CategoryTable(model, head, tuple(lines))
 
 
 def add_entropy(record: Record, model: Any, workload: Workload, seed: int) -> Record:
@@ -114,11 +126,11 @@ def add_entropy(record: Record, model: Any, workload: Workload, seed: int) -> Re
     return replace(record, environment={**record.environment, "entropy": entropy})
 
 
-def _line(category: str, head: str, record: Record) -> CategoryLine:
+def _line(category: str, head: str | None, record: Record) -> CategoryLine:
     rows = {row.recipe: row for row in (*record.rows, *record.baselines)}
     plain = rows.get("plain")
 
-    def accepted(name: str) -> float | None:
+    def accepted(name: str | None) -> float | None:
         return rows[name].mean_acceptance_length if name in rows else None
 
     return CategoryLine(

@@ -20,7 +20,7 @@ CATEGORY = "category"  # jobs of the second table
 
 @dataclass(frozen=True)
 class Group:
-    """A section of the page; the first of `models` that is present is its target."""
+    """A section of the page; the first of `models` that has draft models is its target."""
 
     name: str
     title: str
@@ -33,8 +33,15 @@ class Group:
     @property
     def model(self) -> str:
         """The target."""
+        known = {zoo.info(name).target for name in zoo.names() if zoo.is_present(name)}
+        ready = (one for one in self.present if one.removeprefix(ZOO) in known)
+        return next(ready, self.models[-1])
+
+    @property
+    def present(self) -> tuple[str, ...]:
+        """Those of `models` that are bundled and trained."""
         known = {f"{ZOO}{name}" for name in zoo.names() if zoo.is_present(name)}
-        return next((one for one in self.models if one in known), self.models[-1])
+        return tuple(one for one in self.models if one in known)
 
 
 @dataclass(frozen=True)

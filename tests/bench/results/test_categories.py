@@ -39,20 +39,24 @@ def test_the_best_head_is_an_exact_one_as_published() -> None:
         *(line("HiViS", "hivis", 3.0), line("MSD", "msd", 4.0), line("coupled", "coupled", 9.0)),
         *(line("MSD, tree=auto", "msd", 9.0), line("other", "dream", 9.0, "lossy")),
     ]
-    assert find_best_head(lines) == "msd"
-    assert find_best_head([]) == HEAD
+    assert find_best_head("zoo:llava", lines) == "msd"
+    assert find_best_head("zoo:llava", []) == HEAD
+    assert find_best_head("zoo:video", lines) is None  # lines of another target
 
 
 def test_the_table_has_what_each_drafter_accepts() -> None:
-    jobs = plan_categories(GROUP, HEAD)
+    jobs = plan_categories(GROUP, "zoo:llava", HEAD)
     assert [job.settings["kind"] for job in jobs] == [*CATEGORIES]
     plain = Row("plain", extras={"tokens per request": 47.0})
     rows = (plain, Row(LOOKUP, mean_acceptance_length=1.5), Row(HEAD, mean_acceptance_length=4.0))
     control = (Row(CONTROL, mean_acceptance_length=1.1),)
     record = Record({}, rows, control, {}, {"entropy": 0.5}, 4, 4, 0)
-    table = make_table(GROUP, HEAD, [(jobs[0], record), (jobs[1], None)])
+    table = make_table("zoo:llava", HEAD, [(jobs[0], record), (jobs[1], None)])
     assert "| short-question | 47.00 | 0.50 | 1.10 | 1.50 | 4.00 |" in table.markdown()
     assert len(table.lines) == 1
+    bare = make_table("zoo:llava", None, [(jobs[0], record)])
+    assert bare.lines[0].head is None
+    assert [one.recipes for one in plan_categories(GROUP, "zoo:llava", None)] == [(LOOKUP,)] * 6
 
 
 @torch.no_grad()
