@@ -42,7 +42,8 @@ from mmspec.modality import PICTURE_FILES
 
 COMPRESSED = "coupled"  # the default recipe of `bench compressors`
 KILOBYTE = 1e3
-SHOWN = ("success", "McNemar")  # columns of a sweep of episodes; a CSV has all
+# columns of a sweep of episodes; a CSV has all
+SHOWN = ("success", "McNemar only this", "McNemar only plain", "McNemar p")
 
 
 def sweep(
@@ -102,14 +103,14 @@ def _print_sweep(found: sweep_study.Sweep) -> None:
             "; ".join(
                 f"{name} {format_value(value)}"
                 for name, value in sweep_study.flatten(one.row.extras).items()
-                if name.startswith(SHOWN)
+                if name in SHOWN
             )
             or None,
         )
         for one in found.points
     ]
-    titles = ("recipe", "knob", "fewer calls", "over plain", "distance", "tiny TV")
-    titles = (*titles, "qualities (to plain)", "episodes")
+    titles = ["recipe", "knob", "fewer calls", "over plain", "distance", "tiny TV"]
+    titles += ["qualities (to plain)", "episodes"]
     shown = len(titles) if any(row[-1] for row in rows) else len(titles) - 1
     print_table([row[:shown] for row in rows], *titles[:shown])
     settings = ", ".join(f"{name} {format_value(value)}" for name, value in found.settings.items())

@@ -16,6 +16,7 @@ from dataclasses import replace
 from mmspec.codes.action_constants import ActionConstants
 from mmspec.draft import Drafter, Gate, Kind, Verifier
 from mmspec.drafters.actions.completion import CompletingDrafter, OnRefusal
+from mmspec.drafters.actions.history import ActionForecast
 from mmspec.drafters.actions.kalman import MODELS, ActionFilter, forecast_of
 from mmspec.drafters.neural.feature_head import feature_head, with_head
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
@@ -30,8 +31,9 @@ def completed_head(kit: Kit) -> Drafter:
     if kit.options["lockout"] == float("inf"):  # never completed, so nothing is forecast
         return feature_head(kit)
     inner, window = feature_head(kit), kit.options["window"]
-    filter_ = fitted_filter(kit) if kit.options["motion"] is None else forecast_of(kit)
-    return CompletingDrafter(inner, kit.space, filter_, OnRefusal(), window)
+    is_given = kit.options["motion"] is not None
+    forecast: ActionForecast = forecast_of(kit) if is_given else fitted_filter(kit)
+    return CompletingDrafter(inner, kit.space, forecast, OnRefusal(), window)
 
 
 def fitted_filter(kit: Kit) -> ActionFilter:

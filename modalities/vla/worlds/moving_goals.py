@@ -183,8 +183,8 @@ def sample_scene(split: Split, objects: int, generator: np.random.Generator) -> 
     while True:
         ((first, _),) = scenes(1, split, int(generator.integers(_SEEDS)))
         things = list(first.things[:objects])
-        taken = {(one.row, one.column) for one in things}
-        cells = [at for at in np.ndindex(BOARD, BOARD) if at not in taken]
+        taken = {one.row * BOARD + one.column for one in things}
+        cells = [at for at in range(BOARD**2) if at not in taken]
         for at in generator.permutation(len(cells))[: objects - len(things)]:
             things.append(_sample_distractor(things, cells[at], generator))
         found = Scene(tuple(sorted(things, key=lambda one: (one.row, one.column))))
@@ -192,12 +192,10 @@ def sample_scene(split: Split, objects: int, generator: np.random.Generator) -> 
             return found
 
 
-def _sample_distractor(
-    things: list[Thing], cell: tuple[int, int], generator: np.random.Generator
-) -> Thing:
+def _sample_distractor(things: list[Thing], cell: int, generator: np.random.Generator) -> Thing:
     while True:
         like = things[generator.integers(len(things))]
-        made = sample_thing(generator, cell[0] * BOARD + cell[1])
+        made = sample_thing(generator, cell)
         if generator.random() < 0.5:
             made = replace(made, colour=like.colour)
         else:
