@@ -33,6 +33,7 @@ from mmspec.draft import Round
 from mmspec.drafters.denoising.window import Window
 from mmspec.modalities.common.sheets import Panel, sheet
 from mmspec.modalities.diffusion.image_distance import compare_images
+from mmspec.palette import SERIES
 
 console = Console(highlight=False)
 RECIPES = (
@@ -47,7 +48,6 @@ PROMPTS = (
 OWN = ("plain", "pipeline")
 MARGIN, LINE = 8, 13  # pixels
 WIDE, HIGH, EDGE, NAMES = 800, 220, 32, 200  # size of a plot, its margin, space for the legend
-COLOURS = ("#1b6ca8", "#c8553d", "#588157", "#8e5ea2", "#e9a23b", "#444444")
 Points = list[tuple[float, float]]
 
 
@@ -186,7 +186,7 @@ def _panel(pen: Any, top: int, lines: dict[str, Points], up: str, across: str) -
     pen.text((EDGE + wide - 100, at(0, 0)[1] + 2), f"{limits[0]:g} {across}", fill="black")
     pen.text((EDGE, at(0, limits[1])[1] - LINE - 4), f"{limits[1]:g} {up}", fill="black")
     for index, (name, points) in enumerate(lines.items()):
-        colour = COLOURS[index % len(COLOURS)]
+        colour = SERIES[index % len(SERIES)]
         shifted = [(x, y - index) for x, y in (at(*point) for point in points)]
         pen.line(shifted, fill=colour, width=2)  # lines on top of each other stay visible
         pen.text((EDGE + wide + MARGIN, top + EDGE + LINE * index), name, fill=colour)

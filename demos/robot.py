@@ -8,7 +8,8 @@
 All recipes run the same episodes in closed loop. The table has success, target calls per action,
 acceptance length, control frequency, jitter (p50 and p99 in milliseconds) and whether all tokens
 equal those of plain decoding: always for exact recipes (in float32). Writes an animation of the
-first episode with all recipes on one clock, and a map of accepted and corrected action tokens.
+first episode with all recipes on one clock, in real time (--slower 10: ten times slower), and a map
+of accepted and corrected action tokens.
 
 With --robots so many episodes run in one batch. The table then has only what does not depend on
 time: success with its 95 % interval (Wilson), and the number of paired episodes that only this
@@ -54,6 +55,7 @@ def main(
     knobs: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, or RECIPE.NAME=VALUE.")
     ] = None,
+    slower: Annotated[int, typer.Option(min=1, help="Slow the animation by this factor.")] = 1,
     robots: Annotated[int, typer.Option(min=1, help="Episodes in a batch.")] = 1,
     seed: int = 0,
     out: Annotated[Path, typer.Option(help="Folder for the images.")] = Path(),
@@ -96,7 +98,7 @@ def main(
     _table(rollouts, ways)
     first = {name: column[0] for name, column in rollouts.items()}
     written = [out / "robot.gif", out / "robot.png"]
-    save_animation(written[0], *render_frames(first))
+    save_animation(written[0], *render_frames(first, slower))
     draw_acceptance_map(first).save(written[1])
     console.print(f"written to {out.resolve()}: {', '.join(file.name for file in written)}")
 

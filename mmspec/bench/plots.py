@@ -6,15 +6,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mmspec.bench.plot_style import name_axes, open_style, pick_style, save_figure
 from mmspec.bench.ranking import Ranking
 from mmspec.bench.results.page import Section
 from mmspec.bench.studies.compressors import Catalogue
 from mmspec.bench.studies.sweep import Sweep
+from mmspec.palette import BLUE, GREY, VERMILION
 
-MARKS = "osD^vP*X"
-EXACT, LOSSY, BASELINE, PAPER = "#0072B2", "#D55E00", "#999999", "#000000"  # Okabe and Ito
-SETTINGS: dict[str, Any] = {"svg.hashsalt": "mmspec", "font.size": 9}
 NUMBER: dict[str, Any] = {"fontsize": 7, "xytext": (3, 3), "textcoords": "offset points"}
+ROW_INCHES = 0.17  # of a ranking
+KINDS: dict[str, dict[str, Any]] = {  # of recipes: how they are drawn
+    "exact": {"color": BLUE, "marker": "o"},
+    "lossy": {"color": VERMILION, "marker": "D", "markerfacecolor": "none"},
+}
+PAPER: dict[str, Any] = {"color": "black", "marker": "|", "markersize": 9, "linestyle": ""}
 
 
 def plot_relaxations(found: Sweep, file: Path) -> None:
@@ -22,45 +27,25 @@ def plot_relaxations(found: Sweep, file: Path) -> None:
 
     Raises ValueError without matplotlib.
     """
-    pyplot = _pyplot()
     qualities = list(found.points[0].row.qualities)
-    with pyplot.rc_context(SETTINGS):
+    with open_style() as pyplot:
         size = (5 * (2 + len(qualities)), 3.75)
         figure, axes = pyplot.subplots(1, 2 + len(qualities), figsize=size, layout="constrained")
         for index, recipe in enumerate(dict.fromkeys(point.recipe for point in found.points)):
             rows = [point.flat() for point in found.points if point.recipe == recipe]
-            mark = MARKS[index % len(MARKS)]
-            style: dict[str, Any] = {"color": f"C{index}", "marker": mark, "label": recipe}
+            style = {**pick_style(index), "label": recipe}
             _line(axes[0], rows, "distance", "fewer_calls", style)
             _line(axes[1], rows, "fewer_calls", "speedup_over_plain", style)
             for place, quality in zip(axes[2:], qualities, strict=True):
                 gap = (f"{quality} gap", style, f"{quality} gap_error")
                 _line(place, rows, "fewer_calls", *gap)
-        _name(axes[0], "over-accepted mass per token", "times fewer target calls")
-        _name(axes[1], "times fewer target calls", "wall-clock speed-up")
+        name_axes(axes[0], "over-accepted mass per token", "times fewer target calls")
+        name_axes(axes[1], "times fewer target calls", "wall-clock speed-up")
         for place, quality in zip(axes[2:], qualities, strict=True):
             place.axhline(0, color="0.6", linestyle=":")
-            _name(place, "times fewer target calls", f"{quality}, less that of plain")
+            name_axes(place, "times fewer target calls", f"{quality}, less that of plain")
         axes[1].legend()  # every recipe has a time, some have no mass
-        _save(figure, file)
-        pyplot.close(figure)
-
-
-def _pyplot() -> Any:
-    """Return pyplot with the file backend. Raises ValueError without matplotlib."""
-    try:
-        import matplotlib
-    except ImportError as error:
-        raise ValueError("plots need matplotlib; install mmspec[plots]") from error
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    return pyplot
-
-
-def _save(figure: Any, file: Path) -> None:
-    """Save without a date, so that the same numbers give the same file."""
-    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+        save_figure(figure, file)
 
 
 def plot_compressors(found: Catalogue, file: Path) -> None:
@@ -68,50 +53,74 @@ def plot_compressors(found: Catalogue, file: Path) -> None:
 
     Raises ValueError without matplotlib.
     """
-    pyplot = _pyplot()
     columns = {
         "mean_acceptance_length": "mean acceptance length",
         "drafter_prefill_ms": "drafter prefill, ms",
-        "speedup_end_to_end": "speed-up end to end",
+        "speedup_end_to_end": "speed-up end to end, least to most",
     }
-    with pyplot.rc_context(SETTINGS):
+    with open_style() as pyplot:
         figure, axes = pyplot.subplots(1, len(columns), figsize=(15, 4.5), layout="constrained")
         rows = [point.flat() for point in found.points]
         for place, (column, title) in zip(axes, columns.items(), strict=True):
             for index, row in enumerate(rows):
-                style: dict[str, Any] = {"color": f"C{index}", "marker": MARKS[index % len(MARKS)]}
-                style |= {"linestyle": "", "markerfacecolor": "none", "label": row["compressor"]}
-                if row[column] is not None:
-                    place.plot([row["kept"]], [row[column]], **style)
-            _name(place, "share of visual tokens kept", title)
+                style = {**pick_style(index), "linestyle": "", "label": row["compressor"]}
+                if row[column] is None:
+                    continue
+                ends = (row["speedup_least"], row["speedup_most"])
+                spread = _spread([row[column]], [ends]) if column == "speedup_end_to_end" else None
+                hollow = {**style, "markerfacecolor": "none"}
+                place.errorbar([row["kept"]], [row[column]], spread, **hollow)
+            name_axes(place, "share of visual tokens kept", title)
         figure.legend(*axes[0].get_legend_handles_labels(), loc="outside right center")
-        _save(figure, file)
-        pyplot.close(figure)
+        save_figure(figure, file)
 
 
 def plot_ranking(found: Ranking, file: Path) -> None:
-    """Plot speed over acceptance length, numbered as in the table; lossy recipes are hollow.
+    """Plot speed with its spread, and acceptance length, a row per recipe as in the table.
 
-    Raises ValueError without matplotlib.
+    Lossy recipes are hollow. Raises ValueError without matplotlib.
     """
-    pyplot = _pyplot()
-    with pyplot.rc_context(SETTINGS):
-        lines = [f"{place}  {one.row.recipe}" for place, one in enumerate(found.points, 1)]
-        height = max(4.5, 0.125 * len(lines))
-        figure, axes = pyplot.subplots(figsize=(10, height), layout="constrained")
-        for place, point in enumerate(found.points, 1):
-            if point.row.mean_acceptance_length is None:
-                continue
-            at, colour = (point.row.mean_acceptance_length, point.speed), f"C{place % 10}"
-            face = colour if point.row.exact else "none"
-            axes.plot(*at, "o", color=colour, markerfacecolor=face, markersize=5)
-            axes.annotate(str(place), at, **NUMBER)
-        axes.axhline(1, color="0.6", linestyle=":")
-        style: dict[str, Any] = {"transform": axes.transAxes, "va": "top", "fontsize": 7}
-        axes.text(1.02, 1.0, "\n".join(lines), **style)
-        _name(axes, "mean acceptance length", "speed-up end to end")
-        _save(figure, file)
-        pyplot.close(figure)
+    rows = [one.flat() for one in found.points]
+    with open_style() as pyplot:
+        size = (8.5, 1.2 + ROW_INCHES * len(rows))
+        figure, axes = pyplot.subplots(1, 2, figsize=size, sharey=True, layout="constrained")
+        for kind, style in KINDS.items():
+            places = [at for at, one in enumerate(rows) if one["output"] == kind]
+            _bars(axes[0], rows, places, "speed", {**style, "label": kind})
+            _bars(axes[1], rows, places, "acceptance_length", style)
+        axes[0].set_yticks(range(len(rows)), [one["recipe"] for one in rows], fontsize=7)
+        axes[0].set_ylim(len(rows) - 0.4, -0.6)
+        axes[0].axvline(1, color="0.4", linestyle=":")
+        axes[0].legend(loc="lower right")
+        name_axes(axes[0], "speed-up end to end, least to most", "recipe, fastest first")
+        axes[1].set_xlabel("mean acceptance length")
+        save_figure(figure, file)
+
+
+def _bars(
+    axes: Any,
+    rows: Sequence[Mapping[str, Any]],
+    places: Sequence[int],
+    column: str,
+    style: Mapping[str, Any],
+) -> None:
+    """Draw a value per row, with its spread where it has one."""
+    known = [at for at in places if rows[at][column] is not None]
+    values = [rows[at][column] for at in known]
+    ends = [(rows[at]["least"], rows[at]["most"]) for at in known]
+    spread = _spread(values, ends) if column == "speed" else None
+    axes.errorbar(values, known, xerr=spread, linestyle="", markersize=4, **style)
+
+
+def _spread(
+    values: Sequence[float], ends: Sequence[tuple[float | None, float | None]]
+) -> list[list[float]]:
+    """Lengths of error bars down to the least value and up to the most; 0 where not known."""
+    pairs = zip(values, ends, strict=True)
+    known = [[value if one is None else one for one in pair] for value, pair in pairs]
+    below = [max(value - least, 0.0) for value, (least, _) in zip(values, known, strict=True)]
+    above = [max(most - value, 0.0) for value, (_, most) in zip(values, known, strict=True)]
+    return [below, above]
 
 
 def plot_section(found: Section, file: Path) -> None:
@@ -119,30 +128,27 @@ def plot_section(found: Section, file: Path) -> None:
 
     Raises ValueError without matplotlib.
     """
-    pyplot = _pyplot()
     lines = [one for one in reversed(found.lines) if one.speed is not None]
-    styles = {"baseline": (BASELINE, "s"), "exact": (EXACT, "o"), "lossy": (LOSSY, "^")}
-    with pyplot.rc_context(SETTINGS):
+    styles = {"baseline": {"color": GREY, "marker": "s"}, **KINDS}
+    with open_style() as pyplot:
         size = (8, 1.2 + 0.22 * len(lines))
         figure, axes = pyplot.subplots(figsize=size, layout="constrained")
         for height, line in enumerate(lines):
             kind = line.promise if line.headline is not None else "baseline"
-            colour, mark = styles[kind or "baseline"]
             speed = line.speed or 0.0
-            least, most = (speed if one is None else one for one in (line.least, line.most))
-            bar = [[max(speed - least, 0.0)], [max(most - speed, 0.0)]]
-            style: dict[str, Any] = {"color": colour, "markersize": 5, "capsize": 3}
-            axes.errorbar([speed], [height], xerr=bar, fmt=mark, **style)
+            bar = _spread([speed], [(line.least, line.most)])
+            style = {**styles[kind or "baseline"], "linestyle": "", "markersize": 5}
+            axes.errorbar([speed], [height], xerr=bar, **style)
             if line.best is not None:
-                axes.plot([line.best], [height], "|", color=PAPER, markersize=9)
-        for kind, (colour, mark) in {**styles, "paper": (PAPER, "|")}.items():
-            axes.plot([], [], mark, color=colour, linestyle="", label=kind)
+                axes.plot([line.best], [height], **PAPER)
+        for kind, style in {**styles, "paper": PAPER}.items():
+            axes.plot([], [], **{"linestyle": "", **style, "label": kind})
         axes.set_yticks(range(len(lines)), [line.name for line in lines])
-        axes.axvline(1, color="0.6", linestyle=":")
+        axes.set_ylim(-0.6, len(lines) - 0.4)
+        axes.axvline(1, color="0.4", linestyle=":")
         axes.legend(fontsize=7)
-        _name(axes, "speed, end to end, with the least and the most", "")
-        _save(figure, file)
-        pyplot.close(figure)
+        name_axes(axes, "speed, end to end, with the least and the most", "system, fastest on top")
+        save_figure(figure, file)
 
 
 def _line(
@@ -159,13 +165,7 @@ def _line(
         return
     across, up = ([one[name] for one in both] for name in (x, y))
     bars = [one[error] for one in both] if error else None
-    axes.errorbar(across, up, bars, markersize=4, linewidth=1, capsize=2, **style)
+    axes.errorbar(across, up, bars, markersize=4, **style)
     if x == "distance":
         for one, *place in zip(both, across, up, strict=True):
             axes.annotate(f"{one['value']:g}", place, **NUMBER)
-
-
-def _name(axes: Any, x: str, y: str) -> None:
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.grid(alpha=0.3)

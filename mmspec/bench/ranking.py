@@ -107,7 +107,7 @@ class Ranking(PointTable):
     def markdown(self, plot: str | None = None) -> str:
         """Return a page with the plot, the table, the settings, and what was skipped."""
         lines = [f"# Recipes on {self.model}, the fastest first", ""]
-        lines += [f"![speed over acceptance length]({plot})", ""] if plot else []
+        lines += [f"![speed-up and acceptance length of each recipe]({plot})", ""] if plot else []
         lines += [f"| | {' | '.join(TITLES.values())} |", f"|{'---|' * (1 + len(TITLES))}"]
         for place, point in enumerate(self.points, 1):
             cells = [str(place), *map(_format_cell, point.flat().values())]

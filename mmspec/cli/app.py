@@ -173,7 +173,7 @@ def bench(
     """Compare recipes with the library's generate() and its peers: one process, same prompts.
 
     --recipe may be repeated, or be `all`: every recipe that fits and has weights, ranked; published
-    trees run once more with `--tree auto`. --plot shows speed over acceptance length.
+    trees run once more with `--tree auto`. --plot shows speed-up and acceptance length.
     """
 
 

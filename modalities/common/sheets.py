@@ -12,6 +12,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from mmspec.modalities.common.formatting import check_prompts
+from mmspec.palette import LEAST_WIDTH
 
 SIDE, MARGIN, LINE = 144, 8, 13  # pixels
 LETTERS = 24  # per line of a column title
@@ -62,8 +63,9 @@ class SheetFormatter:
         return {"settings": self.sampling}
 
     def render(self, output: Any, path: Path) -> tuple[Path, ...]:
-        """Save a sheet of the images."""
-        tile_images(output.images, self.sheet[1]).save(path)
+        """Save the image, or a sheet of several, enlarged where it would be small."""
+        made = tile_images(output.images, self.sheet[1])
+        (made if len(output.images) == 1 else enlarge(made)).save(path)
         return (path,)
 
 
@@ -80,7 +82,8 @@ def sheet(columns: Mapping[str, Sequence[Panel]], titles: Sequence[str]) -> Imag
     lines = max(len(panel.lines) for column in columns.values() for panel in column)
     names = ["\n".join(wrap(name, LETTERS)) for name in columns]
     header = MARGIN + LINE * max(name.count("\n") + 1 for name in names)
-    wide, high = SIDE + MARGIN, SIDE + (2 + lines) * LINE + MARGIN
+    side = max(SIDE, (LEAST_WIDTH - MARGIN) // len(columns) - MARGIN + 1)
+    wide, high = side + MARGIN, side + (2 + lines) * LINE + MARGIN
     size = (MARGIN + wide * len(columns), header + high * len(titles))
     made = Image.new("RGB", size, "white")
     pen = ImageDraw.Draw(made)
@@ -91,10 +94,10 @@ def sheet(columns: Mapping[str, Sequence[Panel]], titles: Sequence[str]) -> Imag
             top = header + index * high
             if place == 0:
                 pen.text((left, top), titles[index], fill="black")
-            picture = panel.picture.convert("RGB").resize((SIDE, SIDE), Image.Resampling.NEAREST)
+            picture = panel.picture.convert("RGB").resize((side, side), Image.Resampling.NEAREST)
             made.paste(picture, (left, top + LINE))
             for line, text in enumerate(panel.lines):
-                y = top + LINE * (1 + line) + SIDE + 1
+                y = top + LINE * (1 + line) + side + 1
                 pen.text((left, y), text[:26], fill="#555555")
     return made
 
@@ -112,8 +115,8 @@ def tile_images(pictures: Sequence[Image.Image], columns: int) -> Image.Image:
 
 
 def enlarge(picture: Image.Image) -> Image.Image:
-    """Enlarge a small image by a whole factor, to the width of two panels or more."""
-    factor = -(-2 * SIDE // picture.width)
+    """Enlarge a small image by a whole factor, to the least width of a sheet or more."""
+    factor = -(-LEAST_WIDTH // picture.width)
     size = (factor * picture.width, factor * picture.height)
     return picture.resize(size, Image.Resampling.NEAREST)
 

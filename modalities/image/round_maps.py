@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
 
+from mmspec.palette import LEAST_WIDTH
+
 CELL, EDGE, BAR, LINE = 36, 8, 10, 12  # pixels
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # dark = early
 GREY = (128, 128, 128)
@@ -17,18 +19,19 @@ def render_steps_map(rounds: Sequence[Sequence[int]], title: str) -> Image.Image
     Round 0 is the prefill of the prompt; every later round is one call of the target.
     """
     last = max(max(row) for row in rounds)
-    width, height = CELL * len(rounds[0]), LINE + CELL * len(rounds)
-    wide = max(width, 9 * CELL // 2) + 2 * EDGE
+    cell = max(CELL, -(-(LEAST_WIDTH - 2 * EDGE) // max(len(rounds[0]), 4)))
+    width, height = cell * len(rounds[0]), LINE + cell * len(rounds)
+    wide = max(width, LEAST_WIDTH - 2 * EDGE) + 2 * EDGE
     image = Image.new("RGB", (wide, height + 4 * EDGE + BAR + LINE), "white")
     pen = ImageDraw.Draw(image)
     pen.text((EDGE, EDGE // 2), title, fill="black")
     for y, row in enumerate(rounds):
         for x, number in enumerate(row):
-            left, top = EDGE + CELL * x, EDGE + LINE + CELL * y
-            box = (left, top, left + CELL - 2, top + CELL - 2)
+            left, top = EDGE + cell * x, EDGE + LINE + cell * y
+            box = (left, top, left + cell - 2, top + cell - 2)
             pen.rectangle(box, fill=round_colour(number, last))
             ink = "white" if number < 0.6 * last or not last else "black"
-            pen.text((left + CELL // 2, top + CELL // 2), str(number), fill=ink, anchor="mm")
+            pen.text((left + cell // 2, top + cell // 2), str(number), fill=ink, anchor="mm")
     _draw_legend(pen, last, sum(map(len, rounds)), height + 2 * EDGE, wide)
     return image
 

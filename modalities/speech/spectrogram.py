@@ -9,6 +9,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from mmspec._renamed import rename_attributes
+from mmspec.palette import GREEN, GREY, ORANGE, PINK, SKY, YELLOW, to_rgb
 
 HEIGHT, STRIP, EDGE = 192, 14, 8  # pixels: spectrogram, strip of rounds below it, margin
 LINE = 14  # pixels of a line of text
@@ -16,14 +17,7 @@ WIDTH = 1024  # pixels of a spectrogram
 FLOOR_DB = 70.0  # below the maximum
 MAX_TICKS = 12  # of the time axis
 # of a round that accepted 1, 2, ... parts; the last colour is of as many or more
-COLOURS = (
-    (128, 140, 160),
-    (70, 120, 255),
-    (0, 190, 170),
-    (120, 210, 40),
-    (255, 190, 0),
-    (255, 80, 60),
-)
+COLOURS = tuple(map(to_rgb, (GREY, SKY, GREEN, YELLOW, ORANGE, PINK)))
 
 
 def draw_spectrogram(

@@ -5,27 +5,28 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
-from math import ceil
 
 from PIL import Image, ImageDraw
 
 from mmspec.modalities.common.sheets import Panel, sheet
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.step_stats import DRAFTED, HELD, TARGET, UNVERIFIED
+from mmspec.palette import BLUE, GREY, LEAST_WIDTH, VERMILION, YELLOW
 
 CELL, MARGIN, LINE, LABEL = 10, 8, 14, 48  # pixels
-TICK_MS, LEAST_MS = 40, 4000  # of an animation: its resolution, and the shortest one
-COLOURS = {TARGET: "#4269d0", DRAFTED: "#3ca951", UNVERIFIED: "#efb118", HELD: "#9498a0"}
+TICK_MS = 20  # of an animation: its resolution, the shortest time that browsers show a frame
+COLOURS = {TARGET: VERMILION, DRAFTED: BLUE, UNVERIFIED: YELLOW, HELD: GREY}
 
 
-def render_frames(rollouts: Mapping[str, Rollout]) -> tuple[list[Image.Image], list[int]]:
+def render_frames(
+    rollouts: Mapping[str, Rollout], slower: int = 1
+) -> tuple[list[Image.Image], list[int]]:
     """Frames of all rollouts side by side on one clock, and the milliseconds until the next one.
 
-    The clock is the policy's latency; the environment takes no time. It is slowed by a whole factor
-    where the longest rollout would end within `LEAST_MS`, so that its steps can be seen.
+    The clock is the policy's latency in real time, or `slower` by a whole factor, which the title
+    then names; the environment takes no time. Of steps within a tick the last one is shown.
     """
     clocks = {name: _observation_times(one) for name, one in rollouts.items()}
-    slower = max(ceil(LEAST_MS / max(clock[-1] for clock in clocks.values())), 1)
     ticks = sorted({round(at * slower / TICK_MS) for clock in clocks.values() for at in clock})
     pace = f"{slower} times slower than real time" if slower > 1 else "real time"
     title = f"{next(iter(rollouts.values())).instructions[0]} ({pace})"
@@ -61,8 +62,8 @@ def draw_acceptance_map(rollouts: Mapping[str, Rollout]) -> Image.Image:
     """Draw a band per rollout: a column per step, a named row per component."""
     longest = max(len(one.steps) for one in rollouts.values())
     heights = {name: CELL * len(one.steps[0].sources) for name, one in rollouts.items()}
-    width = 2 * MARGIN + max(LABEL + CELL * longest, 100 * len(COLOURS))
-    height = 2 * MARGIN + LINE + sum(one + LINE + MARGIN for one in heights.values())
+    width = max(2 * MARGIN + LABEL + CELL * longest, LEAST_WIDTH)
+    height = 2 * (MARGIN + LINE) + sum(one + LINE + MARGIN for one in heights.values())
     made = Image.new("RGB", (width, height), "white")
     pen = ImageDraw.Draw(made)
     for index, (label, colour) in enumerate(COLOURS.items()):
@@ -75,6 +76,7 @@ def draw_acceptance_map(rollouts: Mapping[str, Rollout]) -> Image.Image:
         pen.text((MARGIN, top), f"{name}: {len(one.steps)} steps, {end}", fill="black")
         _draw_band(pen, one, top + LINE)
         top += heights[name] + LINE + MARGIN
+    pen.text((MARGIN + LABEL, top), f"step, 1 to {longest}; a row per component", fill="black")
     return made
 
 

@@ -11,9 +11,10 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from mmspec.bench.studies.compressors import CompressionTrace
+from mmspec.palette import LEAST_WIDTH, SKY, YELLOW, to_rgb
 
 CELL, GAP, LABEL, LINE = 6, 4, 150, 13  # pixels
-DROPPED, KEPT, MERGED = (40, 44, 52), (86, 156, 214), (255, 214, 102)
+DROPPED, KEPT, MERGED = (40, 44, 52), to_rgb(SKY), to_rgb(YELLOW)
 
 
 def draw(lines: Mapping[str, CompressionTrace], file: Path) -> None:
@@ -23,7 +24,8 @@ def draw(lines: Mapping[str, CompressionTrace], file: Path) -> None:
             "no compressor read an image, so there is nothing to draw; give a request with one"
         )
     frames, rows, columns = next(iter(lines.values())).shape
-    high, wide = max(rows * CELL, LINE) + GAP, columns * CELL + GAP
+    cell = max(CELL, -(-(LEAST_WIDTH - LABEL - GAP * frames) // (columns * frames)))
+    high, wide = max(rows * cell, LINE) + GAP, columns * cell + GAP
     image = Image.new("RGB", (LABEL + wide * frames, GAP + high * len(lines)), "white")
     pen = ImageDraw.Draw(image)
     for line, (name, one) in enumerate(lines.items()):
@@ -32,8 +34,8 @@ def draw(lines: Mapping[str, CompressionTrace], file: Path) -> None:
         for at, size in enumerate(one.sizes):
             frame, cell = divmod(at, rows * columns)
             row, column = divmod(cell, columns)
-            left, upper = LABEL + frame * wide + column * CELL, top + row * CELL
-            pen.rectangle((left, upper, left + CELL - 2, upper + CELL - 2), _colour(size))
+            left, upper = LABEL + frame * wide + column * cell, top + row * cell
+            pen.rectangle((left, upper, left + cell - 2, upper + cell - 2), _colour(size))
     image.save(file)
 
 

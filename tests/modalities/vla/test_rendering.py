@@ -39,7 +39,7 @@ def test_a_faster_recipe_ends_earlier(
 
     monkeypatch.setattr(rendering, "sheet", record)
     rollouts = {"plain": rollout(scale, 10), "fast": rollout(scale / 2, 10)}
-    frames, durations = rendering.render_frames(rollouts)
+    frames, durations = rendering.render_frames(rollouts, slower)
     assert len(frames) == len(durations) + 1 == len(shown)
     starts = np.cumsum([0, *durations])
     for start, (steps, title) in zip(starts, shown, strict=True):
