@@ -178,6 +178,8 @@ function begin() {
   document.addEventListener("keydown", onKey);
   if (rounds.length) showRound(rounds.length - 1);
   if (rounds.length && location.hash === "#autoplay" && !matchMedia("(prefers-reduced-motion: reduce)").matches) {
+    document.body.classList.add("compact"); // an example within a page
+    $("speed").value = "1";
     showRound(0);
     setPlaying(true);
   }

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
 import html
 import json
 import re
@@ -14,6 +16,14 @@ from typing import Any
 Json = dict[str, Any]
 MOST_STEPS = 2000  # of the slider; a longer trace is thinned
 MOST_CLOCK = 2000  # entries of the clock of plain decoding
+UNPACK = (
+    "<meta charset=utf-8><script>(async () => {"
+    'const packed = Uint8Array.from(atob("@packed@"), (one) => one.charCodeAt(0));'
+    'const stream = new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"));'
+    "const page = await new Response(stream).text();"
+    "document.open(); document.write(page); document.close();"
+    "})();</script>"
+)
 PARTS = ("prefill", "draft", "verify", "host")
 SCRIPTS = (
     *("base", "text", "tree", "charts", "race"),
@@ -38,6 +48,19 @@ def make_page(header: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) ->
     parts = {"title": title, "style": style, "script": "\n".join(scripts)}
     parts["data"] = data.replace("<", "\\u003c")
     return re.sub(r"@(title|style|script|data)@", lambda mark: parts[str(mark[1])], page)
+
+
+def make_frame(page: str, height: int = 640) -> str:
+    """A page as an element of another one, such as a notebook: packed, without a file of its own.
+
+    A script in the frame unpacks it (Chrome 80, Firefox 113, Safari 16.4 and later).
+    """
+    packed = base64.b64encode(gzip.compress(page.encode(), mtime=0)).decode()
+    inside = html.escape(UNPACK.replace("@packed@", packed))
+    return (
+        f'<iframe srcdoc="{inside}" title="A trace" '
+        f'style="width:100%;height:{height}px;border:1px solid #8886;border-radius:8px"></iframe>'
+    )
 
 
 def make_data(header: Mapping[str, Any], rounds: Sequence[Mapping[str, Any]]) -> Json:

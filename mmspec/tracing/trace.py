@@ -19,7 +19,7 @@ from mmspec.modality import Call, Modality
 from mmspec.stats import Stats
 from mmspec.targets.tokens.context import Request
 from mmspec.tracing.jsonl import FORMAT, VERSION, read_jsonl, write_jsonl
-from mmspec.tracing.page import write_page
+from mmspec.tracing.page import make_frame, make_page, write_page
 from mmspec.tracing.recorder import RoundRecorder, round_digits
 from mmspec.tracing.words import add_text
 
@@ -79,6 +79,10 @@ class Trace:
         else:
             write_jsonl(file, self.header, self.rounds)
         return file
+
+    def _repr_html_(self) -> str:
+        """The page in a notebook, which shows the value of a cell's last line."""
+        return make_frame(make_page(self.header, self.rounds))
 
     @property
     def header(self) -> Json:

@@ -30,7 +30,7 @@ def depict(session: Any, output: Any, trace: Any) -> dict[str, Any]:
             "wav": sound_uri(waveform, rate),
             "seconds": len(waveform) / rate,
             "peaks": find_peaks(waveform),
-            "spectrogram": image_uri(draw_levels(waveform.cpu()), 1024),
+            "spectrogram": image_uri(draw_levels(waveform.cpu()), 640),
             "max_hz": rate / 2,
             "frames": rounds.tolist(),
         }

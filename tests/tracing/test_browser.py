@@ -17,7 +17,7 @@ import torch
 import mmspec
 from mmspec import zoo
 from mmspec.modalities.speech.frames import tiny_models
-from mmspec.tracing.page import write_page
+from mmspec.tracing.page import make_frame, make_page, write_page
 from mmspec.zoo import language
 from tests.tracing.records import make_header, make_rounds
 
@@ -68,14 +68,14 @@ def show(browser: Any) -> Iterator[Callable[..., Any]]:
     """Open a page; at the end nothing may have failed, and nothing may have been requested."""
     pages, troubles = [], []
 
-    def open_page(file: Path, scheme: str = "light") -> Any:
+    def open_page(file: Path, scheme: str = "light", address: str = "") -> Any:
         page = browser.new_page(viewport={"width": 1100, "height": 800}, color_scheme=scheme)
         page.on("pageerror", lambda error: troubles.append(str(error)))
         page.on("console", lambda line: troubles.append(f"{line.type}: {line.text}"))
         page.on("dialog", lambda dialog: troubles.append(dialog.message))
         page.on("request", lambda one: troubles.append(one.url) if leaves(one.url, file) else None)
         pages.append(page)
-        page.goto(file.as_uri())
+        page.goto(file.as_uri() + address)
         return page
 
     yield open_page
@@ -85,7 +85,7 @@ def show(browser: Any) -> Iterator[Callable[..., Any]]:
 
 
 def leaves(url: str, file: Path) -> bool:
-    return url != file.as_uri() and not url.startswith("data:")
+    return url.partition("#")[0] != file.as_uri() and not url.startswith("data:")
 
 
 def trace_text(recipe: str, **parts: Any) -> mmspec.Trace:
@@ -313,3 +313,22 @@ def test_a_trace_without_rounds_opens(show: Callable[..., Any], tmp_path: Path) 
     assert "no rounds" in page.locator(".note").inner_text()
     assert page.locator("#play").is_disabled()
     page.keyboard.press("ArrowRight")
+
+
+def test_a_frame_in_another_page_holds_the_trace(show: Callable[..., Any], tmp_path: Path) -> None:
+    file = tmp_path / "notebook.html"
+    frame = make_frame(make_page(make_header(9), make_rounds(9)))
+    file.write_text(f"<!doctype html><p>a cell</p>{frame}", encoding="utf-8")
+    inside = show(file).frame_locator("iframe")
+    inside.locator("#slider").fill("2")
+    assert "Round 2 of 8" in inside.locator("#now").inner_text()
+    assert inside.locator("#text .word").count() > 4
+
+
+def test_an_example_within_a_page_plays_by_itself(show: Callable[..., Any], tmp_path: Path) -> None:
+    write_page(tmp_path / "run.html", make_header(9), make_rounds(9))
+    page = show(tmp_path / "run.html", address="#autoplay")
+    assert page.locator("#figures").is_hidden()
+    wait_until(page, lambda: int(page.locator("#slider").input_value()) >= 2)
+    page.locator("#play").click()
+    assert page.locator("#play").inner_text() == "Play"

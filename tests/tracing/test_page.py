@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import base64
+import gzip
+import html
 import json
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
-from mmspec.tracing.page import MOST_STEPS, make_data, make_page
+from mmspec.tracing.jsonl import write_jsonl
+from mmspec.tracing.page import MOST_STEPS, make_data, make_frame, make_page
+from mmspec.tracing.trace import Trace
 from tests.tracing.records import make_header, make_rounds
 
 EVIL = "</script><script>alert(1)</script><!-- @script@ @data@ \u2028"
@@ -91,3 +97,17 @@ def test_plain_decoding_is_measured_or_named_an_estimate() -> None:
     plain = make_data(make_header(9, plain=measured), rounds)["plain"]
     assert plain["measured"]
     assert plain["clock"] == [[0.5, 1], [0.75, 2]]
+
+
+def test_a_notebook_shows_the_whole_page(tmp_path: Path) -> None:
+    header, rounds = make_header(9), make_rounds(9)
+    write_jsonl(tmp_path / "run.jsonl", header, rounds)
+    shown = Trace.load(tmp_path / "run.jsonl")._repr_html_()
+    page = make_page(header, rounds)
+    assert shown == make_frame(page)
+    found = re.fullmatch(r'<iframe srcdoc="([^"]*)" title="A trace" style="[^"]*"></iframe>', shown)
+    assert found is not None
+    packed = re.search(r'atob\("([^"]*)"\)', html.unescape(found[1]))
+    assert packed is not None
+    assert gzip.decompress(base64.b64decode(packed[1])).decode() == page
+    assert len(shown) < len(page) / 2
