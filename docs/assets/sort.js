@@ -1,12 +1,20 @@
-// A click on the head of a table sorts its rows: by the first number of a cell, else by its text.
+// A click on the head of a table sorts its rows: a column of numbers by them, any other by its text.
+// Empty cells stay last.
 "use strict";
 (() => {
-  const key = (row, column) => {
-    const text = (row.cells[column] ? row.cells[column].textContent : "").trim();
-    const found = text.match(/^[^\d-]*(-?\d[\d,]*\.?\d*)/);
-    return found ? [0, Number(found[1].replace(/,/g, "")), text] : [1, 0, text];
+  const textOf = (row, column) => (row.cells[column] ? row.cells[column].textContent : "").trim();
+  const numberOf = (text) => {
+    const found = text.match(/^[+\-\u2212]?\d[\d,]*\.?\d*/); // "1 to 3", "1.85x", "0.9 ± 0.1"
+    return found ? Number(found[0].replace("\u2212", "-").replace(/,/g, "")) : null;
   };
-  const compare = (a, b) => a[0] - b[0] || a[1] - b[1] || a[2].localeCompare(b[2]);
+  const sortRows = (body, column, isUp) => {
+    const rows = [...body.rows].map((row) => ({ row, text: textOf(row, column) }));
+    const known = rows.filter((one) => one.text && one.text !== "-"), empty = rows.filter((one) => !known.includes(one));
+    const isNumeric = known.every((one) => numberOf(one.text) !== null);
+    known.sort((a, b) => (isUp ? 1 : -1) *
+      (isNumeric ? numberOf(a.text) - numberOf(b.text) : a.text.localeCompare(b.text, "en", { numeric: true })));
+    body.append(...[...known, ...empty].map((one) => one.row));
+  };
   for (const table of document.querySelectorAll(".md-typeset table:not([class])")) {
     if (!table.tHead || !table.tBodies.length || table.tBodies[0].rows.length < 4) continue;
     const heads = [...table.tHead.rows[0].cells];
@@ -15,9 +23,7 @@
         const isUp = head.getAttribute("aria-sort") !== "ascending";
         heads.forEach((one) => one.setAttribute("aria-sort", "none"));
         head.setAttribute("aria-sort", isUp ? "ascending" : "descending");
-        const rows = [...table.tBodies[0].rows].map((row) => [key(row, column), row]);
-        rows.sort((a, b) => (isUp ? 1 : -1) * compare(a[0], b[0]));
-        table.tBodies[0].append(...rows.map((pair) => pair[1]));
+        sortRows(table.tBodies[0], column, isUp);
       };
       head.setAttribute("aria-sort", "none");
       head.tabIndex = 0;

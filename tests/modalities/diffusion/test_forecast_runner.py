@@ -11,6 +11,7 @@ import torch
 
 import mmspec
 from mmspec.modalities.diffusion.forecast_runner import GlobalNoise
+from tests.covering import exhaustive
 from tests.toys.pipelines import build_request, pipeline
 
 REQUEST = {**build_request("dit", 2), "num_inference_steps": 8, "guidance_scale": 2.0}
@@ -22,7 +23,7 @@ RECIPES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("recipe", RECIPES)
+@pytest.mark.parametrize("recipe", exhaustive(RECIPES, ["speca"]))
 def test_every_step_is_a_round_and_changes_nothing(recipe: str) -> None:
     pipe, seen = pipeline("dit"), list[mmspec.draft.Round]()
     fast: Any = mmspec.accelerate(pipe, recipe, **RECIPES[recipe])
@@ -57,6 +58,7 @@ def test_a_stream_yields_the_steps_and_returns_the_output() -> None:
     assert [one.index for one in rounds] == list(range(8))
 
 
+@pytest.mark.exhaustive
 def test_a_copy_of_the_scheduler_is_not_shown() -> None:
     pipe = pipeline("dit")
     forward, seen = pipe.transformer.forward, list[int]()
