@@ -39,8 +39,13 @@ def find_entries(docs: Path) -> dict[str, str]:
 
 def add_anchors(markdown: str) -> str:
     """Entries are found by their names, and methods have headings, which the search lists."""
-    text = _ENTRY.sub(r"### \1 { #\1 }", markdown)
-    return _METHOD.sub(r"#### \1 { #\1 }", text)
+
+    def head(match: re.Match[str]) -> str:
+        name = match[1]
+        shown, anchor = name.replace("__", r"\_\_"), name.replace("__", "")
+        return f"#### {shown} {{ #{anchor} }}"
+
+    return _METHOD.sub(head, _ENTRY.sub(r"### \1 { #\1 }", markdown))
 
 
 def link_names(html: str, links: dict[str, str]) -> str:

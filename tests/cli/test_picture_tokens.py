@@ -81,8 +81,9 @@ def test_a_sheet_is_one_batch_and_begins_with_the_single_picture(
     assert len(many["codes"]) == len(many["rounds"]) == 6
     assert many["codes"][0] == one["codes"][0]
     assert many["codes"][1] != one["codes"][0]
-    assert Image.open(out).size == (3 * (8 + 2) + 2, 2 * (8 + 2) + 2)
-    assert Image.open(out).crop((2, 2, 10, 10)).tobytes() == single[0].convert("RGB").tobytes()
+    assert Image.open(out).size == (16 * (3 * (8 + 2) + 2), 16 * (2 * (8 + 2) + 2))  # enlarged
+    first = single[0].convert("RGB").resize((128, 128), Image.Resampling.NEAREST)
+    assert Image.open(out).crop((32, 32, 160, 160)).tobytes() == first.tobytes()
     assert Image.open(rounds).width == 3 * (single[1].width + 2) + 2
 
 
@@ -240,8 +241,8 @@ def test_a_sheet_moves(
     shown = GifImageFile(moving)
     with shown:
         assert 1 < shown.n_frames <= last + 1  # GIF joins frames that are the same
-        assert shown.size == (14 * 22, 14 * 12)  # enlarged, to at least 288
-        assert Image.open(out).size == (22, 12)
+        assert shown.size == (24 * 22, 24 * 12)  # enlarged, to at least 512
+        assert Image.open(out).size == shown.size
 
 
 @needs_zoo

@@ -18,6 +18,8 @@ def test_entries_and_methods_get_anchors() -> None:
         "# a\n\n### Draft { #Draft }\n\n`mmspec.draft.Draft`\n\n#### Draft.chain { #Draft.chain }"
     )
     assert site_links.add_anchors(text) == f"{made}\n\n**bold** `x`"
+    special = site_links.add_anchors("**`Accelerated.__call__`**")  # no id has two underscores
+    assert special == r"#### Accelerated.\_\_call\_\_ { #Accelerated.call }"
 
 
 def test_names_become_links_outside_of_links_and_headings() -> None:
