@@ -87,7 +87,7 @@ def train(
         )
     silence_libraries()
     budget = {"minutes": minutes, "answers": answers}
-    more = {option: value for option, value in budget.items() if value is not None}
+    more: dict[str, Any] = {option: value for option, value in budget.items() if value is not None}
     try:
         if all_heads:
             _train_heads(target or TARGET, out, steps, seed, force, json, more)

@@ -52,7 +52,7 @@ class KangarooAdapterConfig(StateHeadConfig):
 class AttentionLayer(nn.Module):
     """Pre-norm attention without MLP."""
 
-    def __init__(self, config: KangarooAdapterConfig) -> None:
+    def __init__(self, config: StateHeadConfig) -> None:
         super().__init__()
         self.self_attn = LlamaAttention(config, 0)
         self.input_layernorm = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)

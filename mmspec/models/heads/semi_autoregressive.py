@@ -104,7 +104,8 @@ class SemiAutoregressiveHead(StateHead):
     def predict_block(self, hidden: Tensor) -> Tensor:  # (..., D) -> (..., K, D)
         """States of the next K tokens, from what `forward` returned for a slot."""
         made = self.down(functional.silu(self.up(self.norm(hidden))))
-        return made.unflatten(-1, (self.config.block, -1))
+        block: Tensor = made.unflatten(-1, (self.config.block, -1))
+        return block
 
     def compress_image(self, picture: ImageSlots) -> CompressedImage:
         if self.latents is None:

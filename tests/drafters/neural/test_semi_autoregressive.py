@@ -88,7 +88,8 @@ def reference(
         ahead = head.predict_block(head(embeds, states, None, places, marks=marks)[0, -1])
         block = path[first : first + BLOCK]
         if len(block) < BLOCK:
-            return reader.head(ahead[len(block)])
+            logits: Tensor = reader.head(ahead[len(block)])
+            return logits
         for offset, token in enumerate(block):
             own = reader.embed(torch.tensor([token]))[0]
             slots.append((own, ahead[offset], False, slots[-1][3], where + first + offset))
