@@ -27,9 +27,7 @@ from mmspec.cli.output import Json
 Modality = Annotated[str | None, typer.Option(help="If a model has several.")]
 Prompts = Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")]
 Count = Annotated[int, typer.Option(min=1, max=100_000, help="Number of bundled examples to time.")]
-BatchSize = Annotated[
-    int, typer.Option(min=1, max=4096, help="Prompts, or episodes of robots, per batch.")
-]
+BatchSize = Annotated[int, typer.Option(min=1, max=4096, help="Prompts, or robots, per batch.")]
 Repeats = Annotated[int, typer.Option(min=1, max=10_000, help="Number of measurements.")]
 Csv = Annotated[Path | None, typer.Option(help="Write the points as CSV.")]
 Plot = Annotated[Path | None, typer.Option(help="Plot them, as SVG or PNG; needs matplotlib.")]

@@ -118,8 +118,6 @@ def _train_heads(
     more: dict[str, Any],
 ) -> None:
     """Train the draft models of a target; print a line for each when it is done."""
-    from mmspec.zoo.heads import train_heads
-
     reports = []
     with show_progress(json) as bar:
 
@@ -130,7 +128,7 @@ def _train_heads(
             return report_step
 
         given = {"steps": steps, "seed": seed, "force": force, "progress": progress, **more}
-        for report, is_new in train_heads(target, out=out, **given):
+        for report, is_new in zoo.train_heads(target, out=out, **given):
             reports.append(report)
             if not json:
                 accepted = report.get("acceptance", {}).get("all")

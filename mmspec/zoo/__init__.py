@@ -25,6 +25,7 @@ if TYPE_CHECKING:
         processor,
         vae,
     )
+    from mmspec.zoo.heads import train_heads
     from mmspec.zoo.training import train
 
 __all__ = [
@@ -40,6 +41,7 @@ __all__ = [
     "path",
     "processor",
     "train",
+    "train_heads",
     "vae",
 ]
 
@@ -51,6 +53,7 @@ _HOMES = {
     **dict.fromkeys(_CATALOGUE, "mmspec.zoo.catalogue"),
     **dict.fromkeys(("load", "processor", "vae"), "mmspec.zoo.catalogue"),
     "train": "mmspec.zoo.training",
+    "train_heads": "mmspec.zoo.heads",
 }
 
 if not TYPE_CHECKING:
