@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,12 +45,26 @@ class HydraDraft(LastStateModel):
     """
 
     heads: HydraHeads
+    graphs: Any = field(init=False, repr=False, default=None)  # compiled; see `compile_blocks`
 
     @property
     def max_depth_ahead(self) -> int:
         return self.heads.reach
 
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
+        def make() -> Callable[[Tensor, Tensor], tuple[Tensor]]:
+            def predict_head(last: Tensor, paths: Tensor) -> tuple[Tensor]:
+                return (self.heads(last[:, None].expand(-1, paths.shape[1], -1), paths),)
+
+            return predict_head
+
+        graphs = make_graphs(make, lambda: (self.heads,))
+        object.__setattr__(self, "graphs", graphs)
+        return True
+
     def begin(self, context: Context) -> _HydraState:
+        if self.graphs is not None:
+            self.graphs.follow()
         states = context.shared["hidden"]  # (R, L, D)
         fresh = [own[:0] for own in states]
         if self.heads.prefix_embeding_layer is None:
@@ -60,7 +76,7 @@ class HydraDraft(LastStateModel):
         self._read(state)
         newest = torch.tensor([row[-1:] for row in context.history], device=context.device)
         state.paths = [self._embed(state, newest)[:, :, None]]
-        logits = self.heads(state.last[:, None], state.paths[0])
+        logits = self._predict_head(state.last, state.paths[0])
         return draft_distribution(
             context, guided_logits(context, logits), committed_prefix(context)
         )
@@ -99,14 +115,22 @@ class HydraDraft(LastStateModel):
         """Logits of each node from the head of its depth."""
         logits: Tensor | None = None
         for depth in sorted(set(depths.flatten().tolist())):
-            inputs = paths[:, :, : depth + 2]
-            state = last[:, None].expand(-1, paths.shape[1], -1)
-            own = self.heads(state, inputs)
+            own = self._predict_head(last, paths[:, :, : depth + 2].contiguous())
             logits = (
                 own if logits is None else torch.where((depths == depth)[..., None], own, logits)
             )
         assert logits is not None
         return logits
+
+    def _predict_head(self, last: Tensor, paths: Tensor) -> Tensor:  # (R, D), (R, n, k, D)
+        """Logits (R, n, V) of the head that reads k tokens."""
+
+        def run_eager() -> Tensor:
+            logits: Tensor = self.heads(last[:, None].expand(-1, paths.shape[1], -1), paths)
+            return logits
+
+        found = None if self.graphs is None else self.graphs.run_whole((last, paths), run_eager)
+        return run_eager() if found is None else found[0]
 
     def _read(self, state: _HydraState) -> None:
         """Read the new states with the prefix layer."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -58,6 +58,9 @@ class PEagleDraft(DraftModel):
     @property
     def max_depth_ahead(self) -> int:
         return self.head.config.num_depths
+
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
+        return self.slots.compile_blocks(make_graphs)
 
     def begin(self, context: Context) -> _State:
         return _State(self.slots.begin(context))
