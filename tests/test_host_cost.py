@@ -23,6 +23,11 @@ CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, 
     "recursive-rejection": (80, {}, 21),
     "recursive-rejection, sampled": (150, {}, 21),
 }
+RARE = {  # beside the default tests
+    "spec-infer, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
+    "greedy-multi-draft, sampled": (205, {"tree": [3, 2, 1, 1]}, 21),
+}
+ALL = (*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in RARE))
 AHEAD = 80  # more in a round that draws noise for the next ones too: at most one of these here
 
 
@@ -45,11 +50,11 @@ class Outside(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ALL)
 def test_a_round_reads_one_tensor_and_runs_few_operations(
     monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    most, options, nodes = CASES[case]
+    most, options, nodes = {**CASES, **RARE}[case]
     recipe, *kind = case.split(", ")
     model, small, processor = zoo.load("llava"), zoo.load("llava-drafter"), zoo.processor("llava")
     (example,) = language.examples(1, "held-out", 0, kind="caption")

@@ -129,6 +129,9 @@ class ScriptedNoise:
     def fresh_gumbel(self, lane: int, count: int, size: int) -> Tensor:
         raise ValueError("raw noise cannot be enumerated; verifiers decide with flip and pick")
 
+    def fresh_uniform(self, lane: int, count: int, size: int) -> Tensor:
+        raise ValueError("raw noise cannot be enumerated; verifiers decide with flip and pick")
+
     def flip(self, probability: Tensor, lane: int) -> Tensor:
         self._claim_lane(lane)
         chances = probability.double().reshape(len(probability), -1)

@@ -63,6 +63,10 @@ class Noise(Protocol):
         """Gumbel noise (B, count, size) of `fresh_keys` of the first `count` indices."""
         ...
 
+    def fresh_uniform(self, lane: int, count: int, size: int) -> Tensor:
+        """Uniform numbers (B, count, size) of the same keys."""
+        ...
+
 
 @dataclass(frozen=True)
 class Keys:
@@ -188,15 +192,21 @@ class KeyedNoise:
         return known[torch.arange(len(index), device=index.device)[:, None], index]
 
     def fresh_gumbel(self, lane: int, count: int, size: int) -> Tensor:
+        return self._fresh(Keys.gumbel, lane, count, size)
+
+    def fresh_uniform(self, lane: int, count: int, size: int) -> Tensor:
+        return self._fresh(Keys.uniform, lane, count, size)
+
+    def _fresh(self, draw: Callable[[Keys, int], Tensor], lane: int, count: int, size: int) -> Any:
         rounds = max(1, min(self.num_ahead, MAX_AHEAD // (len(self.rows) * count * size)))
 
-        def draw(first: int) -> dict[Any, Tensor]:  # (rounds, B, count, V)
+        def draw_ahead(first: int) -> dict[Any, Tensor]:  # (rounds, B, count, V)
             index = torch.arange(count, device=self.rows.device) * _GOLDEN
             salts = self._round_salts(first, rounds, [lane])[..., 0]
             keys = Keys(_hash((self.rows ^ salts)[..., None] + index))
-            return {(lane, count, size): keys.gumbel(size)}
+            return {(draw, lane, count, size): draw(keys, size)}
 
-        return self._of_this_round((lane, count, size), draw)
+        return self._of_this_round((draw, lane, count, size), draw_ahead)
 
     def _uniforms(self, lane: int, count: int) -> Tensor:  # (B, 1), or (B, count or more)
         """One number for each of `count` lanes; others may follow them."""

@@ -26,7 +26,13 @@ from mmspec.drafters.draft_model import (
 )
 from mmspec.drafters.lengths.goodput import parse
 from mmspec.drafters.lengths.length import Fixed, Length, max_useful_length, useful_lengths
-from mmspec.drafters.trees.draws import draw, draw_fresh_noise, draw_noise, race_level, top_of_all
+from mmspec.drafters.trees.draws import (
+    draw,
+    draw_fresh_noise,
+    draw_level,
+    draw_noise,
+    race_level,
+)
 from mmspec.recipe import LINEAR, TREE
 from mmspec.targets.tokens.context import Context
 from mmspec.trees import Tree, limit_depth, limit_width
@@ -178,14 +184,15 @@ class StaticTree(Shape):
         distributions = [distribution]
         race = draw_noise(distribution, kind, context, len(plan))
         reads = [level.read for level in plan]
-        fresh = draw_fresh_noise(distribution, kind, context, sum(reads))
+        width = max(level.width for level in plan)
+        fresh = draw_fresh_noise(distribution, kind, context, sum(reads), width)
         own_noise = None if fresh is None else fresh.split(reads, 1)
         read: tuple[Tensor, ...] = ()
         for depth, level in enumerate(plan):
             if race is not None:
                 sampled = race_level(distribution, level.width, race, depth)
             elif own_noise is not None:
-                sampled = top_of_all(distribution.scores + own_noise[depth], level.width)
+                sampled = draw_level(distribution, level.width, kind, own_noise[depth])
             else:
                 index = step_indices(context.device)[level.first : level.first + level.read]
                 sampled = draw(distribution, level.width, kind, context.noise, index[None], index)

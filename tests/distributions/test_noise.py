@@ -315,8 +315,9 @@ def test_numbers_drawn_for_several_rounds_are_those_of_each() -> None:
         for turn in (4, 5, 60, 5):
             now = batch.at_round(turn)
             fresh = replace(now, tables={})
-            gumbel = fresh.fresh_keys(Lane.DRAFT, torch.arange(3)).gumbel(7)
-            assert torch.equal(now.fresh_gumbel(Lane.DRAFT, 3, 7), gumbel)
+            keys = fresh.fresh_keys(Lane.DRAFT, torch.arange(3))
+            assert torch.equal(now.fresh_gumbel(Lane.DRAFT, 3, 7), keys.gumbel(7))
+            assert torch.equal(now.fresh_uniform(Lane.DRAFT, 3, 7), keys.uniform(7))
             weights = torch.rand(len(now.rows), 9)
             assert torch.equal(now.pick(weights, Lane.RESIDUAL), fresh.pick(weights, Lane.RESIDUAL))
             own = replace(now, rows=now.rows.flip(0), starts=None)

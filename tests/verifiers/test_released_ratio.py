@@ -56,6 +56,9 @@ class RecordingNoise:
     def fresh_gumbel(self, lane: int, count: int, size: int) -> Tensor:
         return self.inner.fresh_gumbel(lane, count, size)
 
+    def fresh_uniform(self, lane: int, count: int, size: int) -> Tensor:
+        return self.inner.fresh_uniform(lane, count, size)
+
 
 def verify_round(rule: ReleasedRatio, target: Any, small: Any, depth: int = 2) -> tuple[Any, ...]:
     """Draft, scores, verdict and acceptance probabilities of one round of 3 images."""

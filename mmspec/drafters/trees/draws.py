@@ -73,15 +73,17 @@ def independent(distribution: Categorical, count: int, noise: Noise, index: Tens
 
 def hub(distribution: Categorical, count: int, noise: Noise, index: Tensor) -> Tensor:
     """The top `count - 1` tokens of q, then one draw from the rest of q (Hu et al. 2025)."""
+    return _hub(distribution, count, noise.fresh_keys(Lane.DRAFT, index).gumbel(distribution.size))
+
+
+def _hub(distribution: Categorical, count: int, gumbel: Tensor) -> Tensor:
     if count == 1:
-        return without_replacement(distribution, 1, noise, index)
+        return top(distribution.scores + gumbel, 1)
     taken = top(distribution.scores, count - 1)
     # impossible tokens rank below all possible ones and above the tokens already taken
-    rest = distribution.scores.clamp_min(torch.finfo(distribution.scores.dtype).min).scatter(
-        -1, taken, -torch.inf
-    )
-    last = without_replacement(Categorical(rest), 1, noise, index)
-    return torch.cat([taken, last], -1)
+    least = torch.finfo(distribution.scores.dtype).min
+    rest = distribution.scores.clamp_min(least).scatter(-1, taken, -torch.inf)
+    return torch.cat([taken, top(rest + gumbel, 1)], -1)
 
 
 def top_of_all(scores: Tensor, count: int) -> Tensor:  # (B, n, V) -> (B, n * count)
@@ -106,13 +108,29 @@ def ranking(
 
 
 def draw_fresh_noise(
-    distribution: Categorical, kind: Kind, context: Context, count: int
-) -> Tensor | None:  # (B, count, V)
-    """The noise of `without_replacement` for `count` nodes, where it is not too much at once."""
+    distribution: Categorical, kind: Kind, context: Context, count: int, width: int
+) -> Tensor | None:  # (B, count, V), or (B, count, width)
+    """The noise of `count` nodes of up to `width` children, where it is not too much at once.
+
+    None for proposals that take no noise of their own.
+    """
     is_large = context.batch * count * distribution.size > MAX_DRAWN
-    if kind is not Kind.WOR or distribution.hard or is_large:
+    if distribution.hard or is_large:
         return None
-    return context.noise.fresh_gumbel(Lane.DRAFT, count, distribution.size)
+    if kind in (Kind.WOR, Kind.HUB):
+        return context.noise.fresh_gumbel(Lane.DRAFT, count, distribution.size)
+    return context.noise.fresh_uniform(Lane.DRAFT, count, width) if kind is Kind.IID else None
+
+
+def draw_level(
+    distribution: Categorical, count: int, kind: Kind, noise: Tensor
+) -> Tensor:  # (B, n * count)
+    """`draw` for nodes with their part of `draw_fresh_noise`: all children, node by node."""
+    if kind is Kind.WOR:
+        return top_of_all(distribution.scores + noise, count)
+    if kind is Kind.HUB:
+        return _hub(distribution, count, noise).flatten(1)
+    return quantile(distribution.probs, noise[..., :count]).flatten(1)
 
 
 def draw_noise(
