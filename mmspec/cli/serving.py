@@ -45,6 +45,7 @@ def measure_serving(
             one.percentile(99),
             one.first_token_percentile(50),
             one.rows_per_round,
+            one.rejected,
             None if one.identical is None else format_percent(one.identical),
         )
         for one in found.points
@@ -57,6 +58,7 @@ def measure_serving(
         "p99 s",
         "first p50 s",
         "rows/round",
+        "rejected/request",
         "as alone",
     )
     heading = f"{found.model} with {found.recipe}, {found.requests} requests"

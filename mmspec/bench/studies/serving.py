@@ -52,6 +52,7 @@ class LoadPoint:
     latencies: tuple[float, ...] = field(repr=False)  # seconds of every request, sorted
     rows_per_round: float | None = None  # of the engine
     acceptance: float | None = None  # accepted draft tokens / drafted, of the engine
+    rejected: float | None = None  # drafted tokens that were not accepted, per request
     identical: float | None = None  # share of requests whose tokens are those alone
     rate_hz: float | None = None  # of requests at random times; `concurrency` is then of rows
     first_tokens: tuple[float, ...] = field(default=(), repr=False)  # seconds, sorted
@@ -80,6 +81,7 @@ class LoadPoint:
             "p99_seconds": self.percentile(99),
             "rows_per_round": self.rows_per_round,
             "acceptance": self.acceptance,
+            "rejected_per_request": self.rejected,
             "identical": self.identical,
             "rate_hz": self.rate_hz,
             "first_token_p50_seconds": self.first_token_percentile(50),
@@ -244,6 +246,7 @@ def _measure_engine(fast: Accelerated, load: Load) -> LoadPoint:
         point,
         rows_per_round=now["row_rounds"] / max(now["rounds"], 1),
         acceptance=now["accepted"] / now["drafted"] if now["drafted"] else None,
+        rejected=(now["drafted"] - now["accepted"]) / len(load.requests),
     )
 
 
