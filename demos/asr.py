@@ -25,8 +25,8 @@ from rich.text import Text
 
 from mmspec.cli.models import load_models
 from mmspec.draft import Round
+from mmspec.modalities.common.sound import Sound, read
 from mmspec.modalities.speech.recordings import recordings
-from mmspec.modalities.speech.sound import Sound, read
 from mmspec.modalities.speech.spectrogram import draw_spectrogram
 
 console = Console(highlight=False)

@@ -30,6 +30,8 @@ MODULES: dict[str, tuple[str, Mapping[str, str]]] = {
         },
     ),
     "mmspec.drafters.length": ("mmspec.drafters.lengths.length", {}),
+    "mmspec.modalities.speech.resampling": ("mmspec.modalities.common.resampling", {}),
+    "mmspec.modalities.speech.sound": ("mmspec.modalities.common.sound", {}),
     "mmspec.modalities.text": ("mmspec.modalities.common.text_generation", {}),
     "mmspec.modalities.vlm.verdict": ("mmspec.modalities.vlm.consensus", {}),
     "mmspec.verifiers.law": (

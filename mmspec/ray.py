@@ -72,15 +72,14 @@ class Generate:
         if threads is not None:
             torch.set_num_threads(threads)
         fast = model() if callable(model) else accelerate(model, recipe, drafter=drafter, **parts)
-        make_chat = registry.chat_model(fast.modality)
-        if make_chat is None:
+        whole = fast.session.model
+        name = model if isinstance(model, str) else str(whole.config._name_or_path)
+        self.chat = registry.chat_model(fast.modality, name, whole)
+        if self.chat is None:
             raise ValueError(
                 f"models of modality {fast.modality.name} write no text; give a text or "
                 "vision-language model"
             )
-        whole = fast.session.model
-        name = model if isinstance(model, str) else str(whole.config._name_or_path)
-        self.chat = make_chat(name, whole)
         self.engine = Engine(fast, max_rows=max_rows, max_queue=MAX_QUEUE)
         self.prompt, self.image, self.key, self.seed = prompt, image, key, seed
         self.settings = {"max_new_tokens": 128, **(settings or {})}

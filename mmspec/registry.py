@@ -86,11 +86,15 @@ def measures(modality: Modality) -> Measures:
     return cast(Measures, import_module(f"{modality.package}.measures"))
 
 
-def chat_model(modality: Modality) -> Any:
-    """The class that turns conversations into inputs of a modality's models; None if none does."""
+def chat_model(modality: Modality, source: str, model: Any, **options: Any) -> Any:
+    """What turns conversations into the inputs of a model; None for one that takes none.
+
+    `source` is what the model was loaded from, where its processor is; `options` are those of its
+    loading.
+    """
     if find_spec(f"{modality.package}.serving") is None:
         return None
-    return import_module(f"{modality.package}.serving").chat_model
+    return import_module(f"{modality.package}.serving").chat_model(source, model, **options)
 
 
 def tracing(modality: Modality) -> Any:

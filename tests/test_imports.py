@@ -50,7 +50,7 @@ MEASURING = (
     *("round_maps", "rendering", "quality", "audio_quality"),
     *("training_data", "consensus", "video_rag", "measures", "page_drafts"),
     *("tiny_models", "certificates", "mixture", "sample_tests", "row_costs", "image_distance"),
-    *("survey", "tiny_configs", "tiny_requests", "serving"),
+    *("survey", "tiny_configs", "tiny_requests", "serving", "conversation"),
 )
 MODALITIES = [path.name for path in (ROOT / "modalities").iterdir() if [*path.rglob("plug.py")]]
 ENTRY = ("mmspec.cli", "mmspec.cli.app", "mmspec.cli.__main__", "mmspec")  # may import late

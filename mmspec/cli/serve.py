@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import partial
@@ -14,7 +15,7 @@ from mmspec.cli.options import ModelOptions
 from mmspec.cli.output import console
 from mmspec.modality import Modality, parse_settings
 from mmspec.serving import replicas
-from mmspec.serving.app import Served, create_app
+from mmspec.serving.app import JoinedRoutes, Routes, Served, create_app
 from mmspec.serving.chat_routes import ChatRoutes
 from mmspec.serving.completion import ChatService
 from mmspec.serving.engine import Engine
@@ -24,6 +25,8 @@ from mmspec.serving.media_routes import MediaRoutes
 from mmspec.serving.metrics import Metrics
 from mmspec.serving.replicas import Replicas, build_application
 from mmspec.serving.worker import SerialQueue
+
+log = logging.getLogger("mmspec")
 
 
 @dataclass(frozen=True)
@@ -107,25 +110,52 @@ def _find_resources(options: ModelOptions) -> dict[str, float]:
 def make_served(loaded: LoadedModels, server: ServerOptions, trusts: bool = False) -> Served:
     """The model of a server, ready for requests.
 
-    Text and vision-language models run many requests at once, others one after the other.
+    Chat runs many requests at once, other routes one after the other. A speech language model has
+    both chat and transcriptions. Raises ValueError for a model without any route.
     """
     selection = loaded.selection
     name, fast = selection.model, loaded.accelerate(selection.recipe)
-    make_chat = registry.chat_model(selection.owner)
-    if make_chat is None:
-        metrics = Metrics(None)
-        return Served(name, _make_media_routes(loaded, fast, server, metrics, trusts), metrics)
-    chat = make_chat(name, loaded.model, trust_remote_code=trusts)
-    rows = server.max_requests
-    engine = Engine(fast, max_rows=rows, max_slots=server.max_slots, max_queue=server.max_queue)
-    service = ChatService(engine, chat, server.max_new_tokens, server.timeout_s)
-    metrics = Metrics(engine)
-    fetch = fetch_url if server.allow_urls else None
-    return Served(name, ChatRoutes(name, service, metrics, fetch=fetch), metrics)
+    kind = _find_kind(selection.owner, fast.calls)
+    chat = registry.chat_model(selection.owner, name, loaded.model, trust_remote_code=trusts)
+    engine = None if chat is None else _make_engine(fast, server, is_needed=kind is None)
+    metrics, parts = Metrics(engine), list[Routes]()
+    if engine is not None:
+        service = ChatService(engine, chat, server.max_new_tokens, server.timeout_s)
+        fetch = fetch_url if server.allow_urls else None
+        parts.append(ChatRoutes(name, service, metrics, fetch=fetch))
+    if kind is not None:
+        parts.append(_make_media_routes(loaded, fast, kind, server, metrics, trusts))
+    if not parts:
+        raise ValueError(
+            f"models of modality {selection.owner.name} have no route of the OpenAI API; call them "
+            "from Python"
+        )
+    return Served(name, parts[0] if len(parts) == 1 else JoinedRoutes(tuple(parts)), metrics)
+
+
+def _make_engine(fast: Any, server: ServerOptions, is_needed: bool) -> Engine | None:
+    """The engine of chat; None where requests cannot run as one batch and are not all there is."""
+    try:
+        return Engine(
+            fast,
+            max_rows=server.max_requests,
+            max_slots=server.max_slots,
+            max_queue=server.max_queue,
+        )
+    except ValueError as error:
+        if is_needed:
+            raise
+        log.warning("there is no /v1/chat/completions: %s", error)
+        return None
 
 
 def _make_media_routes(
-    loaded: LoadedModels, fast: Any, server: ServerOptions, metrics: Metrics, trusts: bool
+    loaded: LoadedModels,
+    fast: Any,
+    kind: str,
+    server: ServerOptions,
+    metrics: Metrics,
+    trusts: bool,
 ) -> MediaRoutes:
     """Routes of a model that generates images or speech, or transcribes."""
     selection = loaded.selection
@@ -146,7 +176,7 @@ def _make_media_routes(
 
     return MediaRoutes(
         selection.model,
-        _kind_of(owner, fast.calls),
+        kind,
         generate,
         settings,
         metrics,
@@ -155,17 +185,15 @@ def _make_media_routes(
     )
 
 
-def _kind_of(owner: Modality, calls: Sequence[str]) -> str:
-    """What models of a modality are served as. Raises ValueError for others."""
+def _find_kind(owner: Modality, calls: Sequence[str]) -> str | None:
+    """What models of a modality are served as beside chat, if anything."""
     if any(one.name == "audio" for one in fields(owner.settings)):
         return "transcriptions"
     if "synthesize" in calls:
         return "speech"
     if "generate_images" in calls or owner.decodes == "latents":
         return "images"
-    raise ValueError(
-        f"models of modality {owner.name} have no route of the OpenAI API; call them from Python"
-    )
+    return None
 
 
 def check_access(server: ServerOptions) -> None:

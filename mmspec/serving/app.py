@@ -27,6 +27,22 @@ class Routes(Protocol):
 
 
 @dataclass(frozen=True)
+class JoinedRoutes:
+    """The routes of several parts."""
+
+    parts: tuple[Routes, ...]
+
+    def handlers(self) -> Mapping[str, Handler]:
+        """The handlers of all parts."""
+        return {path: handle for one in self.parts for path, handle in one.handlers().items()}
+
+    def close(self) -> None:
+        """Finish what was taken."""
+        for one in self.parts:
+            one.close()
+
+
+@dataclass(frozen=True)
 class Served:
     """The model of a server."""
 

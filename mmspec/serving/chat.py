@@ -14,6 +14,7 @@ from mmspec.serving.media import Fetch, read_url
 
 MAX_CHOICES = 16
 MAX_STOPS = 4
+SOUND_FORMATS = ("wav", "mp3", "flac", "ogg")
 MAX_ALTERNATIVES = 20  # of `top_logprobs`
 ROLES = ("system", "developer", "user", "assistant")
 # generation settings beside those of the API, as other servers take them
@@ -208,16 +209,28 @@ def _parse_part(where: str, part: Any, fetch: Fetch | None) -> Part:
     value = part.get(kind) if isinstance(kind, str) else None
     if kind == "text" and isinstance(value, str):
         return Part("text", value)
-    if kind in ("image_url", "video_url"):
+    if kind in ("image_url", "video_url", "audio_url"):
         url = value.get("url") if isinstance(value, Mapping) else value
         return Part(kind.removesuffix("_url"), data=read_url(where, url, fetch))
     if kind == "input_audio" and isinstance(value, Mapping):
-        url = f"data:audio/x;base64,{value.get('data')}"
-        return Part("audio", data=read_url(where, url, None))
+        return Part("audio", data=_read_audio(f"{where}.input_audio", value))
     raise InvalidRequest(
-        f"{where} is {format_value(part)}; give a part of type text, image_url, video_url or "
-        "input_audio"
+        f"{where} is {format_value(part)}; give a part of type text, image_url, video_url, "
+        "audio_url or input_audio"
     )
+
+
+def _read_audio(where: str, value: Mapping[str, Any]) -> bytes:
+    """The bytes of a sound file; what they hold is found when it is read."""
+    if value.get("format") not in SOUND_FORMATS:
+        raise InvalidRequest(
+            f"{where}.format={format_value(value.get('format'))} is not known; give one of "
+            f"{', '.join(SOUND_FORMATS)}"
+        )
+    data = value.get("data")
+    if not isinstance(data, str):
+        raise InvalidRequest(f"{where}.data={format_value(data)} is not base64 text; give some")
+    return read_url(f"{where}.data", f"data:audio/x;base64,{data}", None)
 
 
 def _number(given: Mapping[str, Any], name: str, default: Any, least: int, most: int) -> Any:

@@ -15,7 +15,7 @@ from torch import Tensor
 from transformers import GenerationMixin
 
 from mmspec import _hf, _hf_cache
-from mmspec.modalities.common.text_generation import Output, TextGenerator
+from mmspec.modalities.common.text_generation import Output, PlannedRequest, TextGenerator
 from mmspec.modality import Loop
 from mmspec.targets.tokens.generation_settings import check_callables, check_values, infer_do_sample
 
@@ -80,6 +80,51 @@ def generate(model: Any, text: TextGenerator, arguments: Mapping[str, Any], loop
         return Output(found, loop.stats())
     scores, logits = (getattr(found, name, None) for name in ("scores", "logits"))
     return Output(found.sequences, loop.stats(), scores, logits, _hf_cache.output_cache(found))
+
+
+def plan(model: Any, text: TextGenerator, arguments: Mapping[str, Any]) -> PlannedRequest:
+    """The checked request of `generate`, which is not decoded.
+
+    Raises ValueError for a model whose own `generate()` does more than to prepare it.
+    """
+    if find_generating_part(model) is None:
+        return text.plan((), arguments)
+    name = type(model).__name__
+    if model is not text.bound.model or model.config.is_encoder_decoder:
+        raise ValueError(
+            f"{name} prepares requests in its own generate(), so they cannot run as one batch; "
+            "call fast.generate() for each"
+        )
+    if getattr(model, "_hf_peft_config_loaded", False):
+        raise ValueError(
+            f"{name} switches its adapters in its own generate(), by the inputs of a request, so "
+            "requests cannot run as one batch; merge the adapters into the weights"
+        )
+    given = {name: one for name, one in arguments.items() if one is not None}
+    check_callables(given)
+    check_values(given)
+    text.check({name: given[name] for name in ("input_ids", "attention_mask") if name in given})
+    hook = _PlanningHook(text)
+    found = model.generate(**infer_do_sample(given), custom_generate=hook)
+    if hook.planned is None or found is not hook.planned.ids:
+        raise ValueError(
+            f"{name}.generate() changes what its loop returns, so requests cannot run as one "
+            "batch; call fast.generate() for each"
+        )
+    return hook.planned
+
+
+class _PlanningHook:
+    """Takes a request out of a model's own `generate()`, which then returns its prompt."""
+
+    def __init__(self, text: TextGenerator) -> None:
+        self.text = text
+        self.planned: PlannedRequest | None = None
+        self.__signature__ = text.signature  # read by transformers
+
+    def __call__(self, *args: Any, **arguments: Any) -> Tensor:
+        self.planned = self.text.plan_hook(args, arguments)
+        return self.planned.ids
 
 
 class _Hook:

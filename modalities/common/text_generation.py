@@ -190,6 +190,21 @@ class TextGenerator:
         transformers passes the merged configuration and the inputs of its own loop, without the
         streamer. Returns what `generate()` returns.
         """
+        planned = self.plan_hook(args, arguments)
+        config, ids = planned.config, planned.ids
+        sequences, ending = planned.options.run(planned.call, ids, config, loop, streamer)
+        if not config.return_dict_in_generate:
+            return sequences
+        further: dict[str, Any] = {"scores": ending.scores, "logits": ending.logits}
+        kinds: Any = (GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput)
+        if (config.num_beams or 1) > 1:
+            kinds = (GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput)
+            further["sequences_scores"] = ending.sequences_scores
+        kind = kinds[bool(self.bound.model.config.is_encoder_decoder)]
+        return kind(sequences=sequences, **further, **{_hf_cache.CACHE_NAME: ending.cache})
+
+    def plan_hook(self, args: Sequence[Any], arguments: Mapping[str, Any]) -> PlannedRequest:
+        """The checked request of the `custom_generate` hook; nothing is decoded."""
         given = bind_hook(args, arguments)
         config, count = given["generation_config"], given["generation_config"].num_beams or 1
         if count > 1:
@@ -217,16 +232,7 @@ class TextGenerator:
         call = self.bound.call(inputs, sampling, stop, *settings, shared, past)
         own = {**given, "past_key_values": cache}
         call, options = self._choose_loop(call, ids, config, own, given.get("stopping_criteria"))
-        sequences, ending = options.run(call, ids, config, loop, streamer)
-        if not config.return_dict_in_generate:
-            return sequences
-        further: dict[str, Any] = {"scores": ending.scores, "logits": ending.logits}
-        kinds: Any = (GenerateDecoderOnlyOutput, GenerateEncoderDecoderOutput)
-        if count > 1:
-            kinds = (GenerateBeamDecoderOnlyOutput, GenerateBeamEncoderDecoderOutput)
-            further["sequences_scores"] = ending.sequences_scores
-        kind = kinds[bool(model.config.is_encoder_decoder)]
-        return kind(sequences=sequences, **further, **{_hf_cache.CACHE_NAME: ending.cache})
+        return PlannedRequest(call, ids, config, options)
 
     def _complete_inputs(
         self,

@@ -31,7 +31,7 @@ class LanguageSession(tokens.TokenSession):
 
     def plan(self, arguments: Mapping[str, Any]) -> PlannedRequest:
         """The checked request of one `generate` call, for `mmspec.Engine`."""
-        return self.text.plan((), arguments)
+        return own_generate.plan(self.model, self.text, arguments)
 
 
 class OwnGenerateSession(LanguageSession):
@@ -46,13 +46,6 @@ class OwnGenerateSession(LanguageSession):
             return super().run(call, args, arguments, loop)
         given = bind_arguments(args, arguments, self.model.main_input_name)
         return own_generate.generate(self.model, self.text, given, loop)
-
-    def plan(self, arguments: Mapping[str, Any]) -> PlannedRequest:
-        """Refused: the model's own code prepares each request. Raises ValueError."""
-        raise ValueError(
-            f"{type(self.model).__name__} prepares requests in its own generate(), so they cannot "
-            "run as one batch; call fast.generate() for each"
-        )
 
 
 def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> LanguageSession:

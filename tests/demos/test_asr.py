@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from mmspec.modalities.speech.sound import write
+from mmspec.modalities.common.sound import write
 from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, whisper
 
 DEMO = Path(__file__).parents[2] / "demos" / "asr.py"

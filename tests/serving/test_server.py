@@ -30,6 +30,7 @@ openai = pytest.importorskip("openai")
 MODEL, TOKEN = "zoo:llava", "a-token-that-is-long-enough"
 SCENE = Path(path("llava")).parents[1] / "scene.png"
 PROMPT = "describe the picture"
+WAV = {"data": "AAAA", "format": "wav"}
 LONG = {"max_tokens": 300, "extra_body": {"min_new_tokens": 300}}
 
 
@@ -44,7 +45,8 @@ class Server:
 
     def __init__(self, served: Served) -> None:
         self.routes = cast(Any, served.routes)
-        service = getattr(self.routes, "service", None)  # of chat
+        parts = getattr(self.routes, "parts", (self.routes,))
+        service = getattr(parts[0], "service", None)  # of chat
         self.engine = cast(Any, None if service is None else service.engine)
         self.server = create_server(create_app(served, TOKEN), "127.0.0.1", 0)
         self.thread = threading.Thread(target=self.server.run, daemon=True)
@@ -220,7 +222,10 @@ def test_many_clients_at_once_get_what_they_get_alone(server: Server) -> None:
                     {
                         "role": "user",
                         "content": [
-                            {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "x"}}
+                            {
+                                "type": "input_audio",
+                                "input_audio": {"data": "AAAA", "format": "wav"},
+                            }
                         ],
                     }
                 ]

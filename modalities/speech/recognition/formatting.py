@@ -9,11 +9,12 @@ from typing import Any
 import torch
 
 from mmspec.modalities.common import doctor_tokens, formatting
+from mmspec.modalities.common.audio_inputs import window_seconds
+from mmspec.modalities.common.sound import Sound, read
 from mmspec.modalities.speech import RecognitionSettings
 from mmspec.modalities.speech.recognition import inputs
 from mmspec.modalities.speech.recognition.plug import load, make_reader, session
 from mmspec.modalities.speech.recognition.whisper_generate import has_whisper_generate
-from mmspec.modalities.speech.sound import Sound, read
 from mmspec.modalities.speech.spectrogram import draw_spectrogram
 from mmspec.modality import Finding
 
@@ -57,7 +58,7 @@ class RecognitionFormatter:
         is_whisper = has_whisper_generate(self.model)
         language = None if is_whisper else self.settings.language
         made = inputs.prepare_inputs(self.model, self.processor, sounds, prompt, language)
-        window, is_timed = inputs.window_seconds(self.processor), self.settings.timestamps
+        window, is_timed = window_seconds(self.processor), self.settings.timestamps
         if is_whisper and inputs.needs_timestamps(self.model, sounds, window, is_timed):
             made["return_timestamps"] = True
         limit = self.settings.max_new_tokens

@@ -11,46 +11,25 @@ from transformers import AutoProcessor, FeatureExtractionMixin, ProcessorMixin
 
 from mmspec import _hf
 from mmspec.errors import format_value
+from mmspec.modalities.common.audio_inputs import (
+    check_windows,
+    feature_extractor,
+    rate_hz,
+    window_seconds,
+)
 from mmspec.modalities.common.chat_template import apply_chat_template
+from mmspec.modalities.common.sound import Sound
 from mmspec.modalities.speech.recognition.whisper_generate import has_whisper_generate
-from mmspec.modalities.speech.sound import Sound
 from mmspec.models.loading import load_text_processor
 
 DEFAULT_PROMPT = "can you transcribe the speech into a written format?"  # Granite's training prompt
 MIN_TOKENS, TOKENS_PER_SECOND = 32, 16  # default length of a transcript
 MIN_SECONDS = 0.1  # of audio that is not padded to a window
-_EXTRACTORS = ("feature_extractor", "audio_processor")  # attributes of processors
 
 
 def load_model_processor(model: Any) -> Any:
     """Load the processor from the folder of the weights. Raises ValueError if there is none."""
     return load_text_processor(model.config._name_or_path or None, AutoProcessor, "processor")
-
-
-def feature_extractor(processor: Any) -> Any:
-    """The feature extractor of a processor. Raises ValueError for a processor without audio."""
-    if isinstance(processor, FeatureExtractionMixin):
-        return processor
-    attributes = vars(processor)
-    found = next((attributes[name] for name in _EXTRACTORS if name in attributes), None)
-    if found is None:
-        raise ValueError(
-            f"a {type(processor).__name__} extracts no audio features; give processor= that of "
-            "the recogniser"
-        )
-    return found
-
-
-def rate_hz(processor: Any) -> int:
-    """The sampling rate that a processor requires, in Hz."""
-    return int(feature_extractor(processor).sampling_rate)
-
-
-def window_seconds(processor: Any) -> float:
-    """The length of a window in seconds; infinite where audio is not split into windows."""
-    made = feature_extractor(processor)
-    samples = vars(made).get("n_samples")
-    return samples / made.sampling_rate if samples else float("inf")
 
 
 def prepare_inputs(
@@ -84,6 +63,7 @@ def prepare_inputs(
         made = _extract_features(model, processor, waves, rate)
     else:
         made = _apply_processor(model, processor, waves, prompt, language)
+        check_windows(processor, sounds, made)
         mask = made.get("attention_mask")
         if mask is not None and not bool(mask[:, -1].all()):
             raise ValueError(

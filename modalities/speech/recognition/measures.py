@@ -11,9 +11,9 @@ from typing import Any
 from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.workload import group_batches
 from mmspec.modalities.common import measures
+from mmspec.modalities.common.sound import Sound
 from mmspec.modalities.speech.recognition import tiny_models, word_errors
 from mmspec.modalities.speech.recordings import recordings
-from mmspec.modalities.speech.sound import Sound
 from mmspec.modalities.speech.utterances import RATE_HZ
 from mmspec.modality import Runner, RunResult, RunResults, Selection, Workload
 from mmspec.recipe import Recipe

@@ -8,7 +8,7 @@ from typing import Any
 
 from mmspec.modalities.common import families, own_generate, tokens
 from mmspec.modalities.common.call_arguments import bind_arguments
-from mmspec.modalities.common.text_generation import TextGenerator
+from mmspec.modalities.common.text_generation import PlannedRequest, TextGenerator
 from mmspec.modalities.speech.recognition import whisper_generate
 from mmspec.modalities.speech.recognition.accelerated import AcceleratedRecogniser
 from mmspec.modalities.speech.recognition.transcription import transcribe
@@ -37,6 +37,10 @@ class RecognitionSession(tokens.TokenSession):
         if call == "transcribe":
             return transcribe(self, args, arguments, loop)
         return self.generate(bind_arguments(args, arguments, self.model.main_input_name), loop)
+
+    def plan(self, arguments: Mapping[str, Any]) -> PlannedRequest:
+        """The checked request of one `generate` call, for `mmspec.Engine`."""
+        return own_generate.plan(self.model, self.text, arguments)
 
     def generate(self, arguments: Mapping[str, Any], loop: Loop) -> Any:
         """Generate as the model's own `generate()`, with our loop inside."""

@@ -16,9 +16,10 @@ import numpy as np
 from torch import Tensor
 
 from mmspec.errors import check_flag, refuse_fixed
+from mmspec.modalities.common.audio_inputs import rate_hz, window_seconds
+from mmspec.modalities.common.sound import Sound, sound
 from mmspec.modalities.speech.recognition import inputs
 from mmspec.modalities.speech.recognition.whisper_generate import has_whisper_generate
-from mmspec.modalities.speech.sound import Sound, sound
 from mmspec.stats import Stats
 from mmspec.targets.tokens.generation_settings import check_callables, infer_do_sample
 
@@ -81,7 +82,7 @@ def transcribe(
     check_callables(given)
     own = {name: given.pop(name, None) for name in OWN_ARGUMENTS}
     processor = session.processor or inputs.load_model_processor(session.model)
-    rate, _ = inputs.rate_hz(processor), inputs.tokenizer(processor)
+    rate, _ = rate_hz(processor), inputs.tokenizer(processor)
     sounds = [sound(one, own["sampling_rate"]).at(rate) for one in _list_sounds(audio)]
     _check_options(session.model, own)
     rows = range(len(sounds)) if own["row_ids"] is None else own["row_ids"]
@@ -97,7 +98,7 @@ def transcribe(
     found: dict[int, Transcript] = {}
     is_sampled = _is_sampled(session.model, given)
     is_single = is_sampled or _is_conditioned(session.model, given)
-    for group in _group_sounds(sounds, inputs.window_seconds(processor), is_single):
+    for group in _group_sounds(sounds, window_seconds(processor), is_single):
         batch = [sounds[at] for at in group]
         options = {**own, "language": [languages[at] for at in group]} if several else own
         request = _prepare_arguments(session.model, processor, batch, options, given)
@@ -188,7 +189,7 @@ def _prepare_arguments(
     made = inputs.prepare_inputs(model, processor, sounds, own["prompt"])
     _refuse_inputs(given, made)
     options = {name: own[name] for name in WHISPER_ARGUMENTS if own[name] is not None}
-    window = inputs.window_seconds(processor)
+    window = window_seconds(processor)
     is_timed = inputs.needs_timestamps(model, sounds, window, bool(own["timestamps"]))
     options |= {"return_timestamps": is_timed}
     return {**made, **length, **given, **options, "return_segments": True}

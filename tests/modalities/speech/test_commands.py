@@ -12,7 +12,7 @@ import transformers
 from PIL import Image
 
 from mmspec.cli import main
-from mmspec.modalities.speech.sound import write
+from mmspec.modalities.common.sound import write
 from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, tokenizer, whisper
 
 

@@ -17,8 +17,8 @@ from torch import Tensor
 
 import mmspec
 from mmspec.draft import Round
+from mmspec.modalities.common.sound import write
 from mmspec.modalities.speech.recognition.whisper_generate import EncoderCache
-from mmspec.modalities.speech.sound import write
 from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, tokenizer, whisper
 
 LONG = (0.3, 1.5, 5.0)  # seconds; a window has 2

@@ -11,6 +11,7 @@ import wave
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 from mmspec.errors import check_number, first_line, format_value
-from mmspec.modalities.speech.resampling import resample
+from mmspec.modalities.common.resampling import resample
 
 SOUND_FILES = (".wav",)  # endings that `write` takes
 MIN_RATE_HZ, MAX_RATE_HZ = 1000, 384_000
@@ -92,22 +93,39 @@ def _check_rate(found: Sound, rate_hz: Any, where: str | Path) -> Sound:
     return found
 
 
-def read(path: str | Path) -> Sound:
-    """Read audio from a file. Raises ValueError naming a file that cannot be read."""
-    path = Path(path)
-    if not path.is_file():
-        raise ValueError(f"there is no audio file {path}; give a WAV file")
+def read(
+    source: str | Path | BytesIO, name: str | None = None, max_seconds: float | None = None
+) -> Sound:
+    """Read audio from a file, or from the bytes of one.
+
+    Raises ValueError, naming the file (or `name`), for what cannot be read, and for more than
+    `max_seconds`.
+    """
+    if not isinstance(source, BytesIO) and not Path(source).is_file():
+        raise ValueError(f"there is no audio file {source}; give a WAV file")
+    file = source if isinstance(source, BytesIO) else str(source)
     try:
-        with _open(path) as (rate_hz, blocks):
+        with _open(file) as (rate_hz, blocks):
             if not MIN_RATE_HZ <= rate_hz <= MAX_RATE_HZ:
                 raise ValueError(
                     f"its sampling rate of {rate_hz} Hz must be {MIN_RATE_HZ} to {MAX_RATE_HZ}; "
                     "convert the file, to 16000 Hz for example"
                 )
-            made = [_mix_channels(block) for block in blocks]
+            made = _read_blocks(blocks, rate_hz, max_seconds)
         return Sound(_check_samples(torch.cat(made) if made else torch.zeros(0)), rate_hz)
     except ValueError as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{name or source}: {error}") from None
+
+
+def _read_blocks(blocks: Iterator[Tensor], rate_hz: int, max_seconds: float | None) -> list[Tensor]:
+    """The mono samples of each block. Raises ValueError for more than `max_seconds`."""
+    made, count = list[Tensor](), 0
+    for block in blocks:
+        made.append(_mix_channels(block))
+        count += len(made[-1])
+        if max_seconds is not None and count > max_seconds * rate_hz:
+            raise ValueError(f"it is longer than {max_seconds:g} s; give a shorter recording")
+    return made
 
 
 def write(path: str | Path, samples: Tensor, rate_hz: int) -> Path:
@@ -135,22 +153,24 @@ def check_ending(path: Path) -> Path:
 
 
 @contextmanager
-def _open(path: Path) -> Iterator[tuple[int, Iterator[Tensor]]]:
+def _open(file: str | BytesIO) -> Iterator[tuple[int, Iterator[Tensor]]]:
     """The sampling rate of a file, and blocks (channels, n) of its samples."""
-    error = _find_wav_error(path)
+    error = _find_wav_error(file)
+    if isinstance(file, BytesIO):
+        file.seek(0)
     if error is None:
-        with wave.open(str(path), "rb") as file:
-            yield file.getframerate(), _read_wav(file)
+        with wave.open(file, "rb") as opened:
+            yield opened.getframerate(), _read_wav(opened)
         return
-    with _open_soundfile(path, error) as other:
+    with _open_soundfile(file, error) as other:
         yield int(other.samplerate), _read_soundfile(other)
 
 
-def _find_wav_error(path: Path) -> Exception | None:
+def _find_wav_error(file: str | BytesIO) -> Exception | None:
     """Why the standard library cannot read a file; None if it can."""
     try:
-        with wave.open(str(path), "rb") as file:
-            width = file.getsampwidth()
+        with wave.open(file, "rb") as opened:
+            width = opened.getsampwidth()
     except (wave.Error, EOFError) as error:
         return error
     return None if width in (*_WIDTHS, 3) else wave.Error(f"samples of {width} bytes")
@@ -167,7 +187,7 @@ def _read_wav(file: wave.Wave_read) -> Iterator[Tensor]:
         yield _scale(values).reshape(-1, channels).T
 
 
-def _open_soundfile(path: Path, why: Exception) -> Any:
+def _open_soundfile(file: str | BytesIO, why: Exception) -> Any:
     """Open any file that libsndfile reads."""
     try:
         import soundfile
@@ -177,7 +197,7 @@ def _open_soundfile(path: Path, why: Exception) -> Any:
             "installed: pip install mmspec[speech]"
         ) from None
     try:
-        return soundfile.SoundFile(path)
+        return soundfile.SoundFile(file)
     except Exception as error:  # libsndfile has its own exceptions
         raise ValueError(f"cannot be read as audio: {first_line(error)}; give another") from None
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import wave
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
-from mmspec.modalities.speech import resampling
-from mmspec.modalities.speech.resampling import resample
-from mmspec.modalities.speech.sound import Sound, read, sound, write
+from mmspec.modalities.common import resampling
+from mmspec.modalities.common.resampling import resample
+from mmspec.modalities.common.sound import Sound, read, sound, write
 
 TONE = torch.sin(torch.arange(800) * 2 * math.pi * 440 / 8000) * 0.5
 
@@ -23,6 +24,16 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     found = read(write(tmp_path / "tone.wav", TONE, 8000))
     assert (found.rate_hz, found.seconds) == (8000, 0.1)
     torch.testing.assert_close(found.samples, TONE, atol=1 / 32000, rtol=0)
+
+
+def test_bytes_are_read_as_their_file_and_no_longer_than_allowed(tmp_path: Path) -> None:
+    file = write(tmp_path / "tone.wav", TONE, 8000)
+    found = read(BytesIO(file.read_bytes()), "the audio", max_seconds=0.1)
+    assert torch.equal(found.samples, read(file).samples)
+    with pytest.raises(ValueError, match=r"the audio: it is longer than 0.05 s"):
+        read(BytesIO(file.read_bytes()), "the audio", max_seconds=0.05)
+    with pytest.raises(ValueError, match="the audio: "):
+        read(BytesIO(b"GIF89a"), "the audio")
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4])
@@ -77,7 +88,10 @@ def test_resampling_is_that_of_torchaudio(rates: tuple[int, int]) -> None:
     assert torch.equal(resample(samples, *rates), Sound(samples, rates[0]).at(rates[1]).samples)
 
 
-@pytest.mark.parametrize("rate", [44_101, 16_001, 383_999, 1_001])
+LARGEST = pytest.param(383_999, marks=pytest.mark.exhaustive)
+
+
+@pytest.mark.parametrize("rate", [44_101, 16_001, LARGEST, 1_001])
 def test_any_rate_is_resampled_in_bounded_memory(
     rate: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -97,7 +111,7 @@ def test_any_rate_is_resampled_in_bounded_memory(
 def test_a_long_file_is_read_in_blocks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     both = torch.stack((TONE, -TONE / 2))
     whole = read(write(tmp_path / "tone.wav", both, 8000))
-    monkeypatch.setattr("mmspec.modalities.speech.sound.BLOCK", 6)
+    monkeypatch.setattr("mmspec.modalities.common.sound.BLOCK", 6)
     assert torch.equal(read(tmp_path / "tone.wav").samples, whole.samples)
     pytest.importorskip("soundfile").write(tmp_path / "tone.flac", both.T.numpy(), 8000)
     torch.testing.assert_close(
