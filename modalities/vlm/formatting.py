@@ -77,7 +77,7 @@ class LanguageFormatter:
             images = [self.picture] * len(prompts)
         videos = self.videos * len(prompts) if videos is None else videos
         kinds = [kind for kind, given in (("image", images), ("video", videos)) if given]
-        earlier = [()] * len(prompts) if turns is None else turns
+        earlier: Sequence[Sequence[Exchange]] = [()] * len(prompts) if turns is None else turns
         texts = [
             format_chat(self.processor, prompt, kinds, before)
             for prompt, before in zip(formatting.check_prompts(prompts), earlier, strict=True)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from mmspec.bench.results.records import Effort, Store, describe
-from mmspec.bench.results.systems import plan, select
+from mmspec.bench.results.records import Effort, Record, Store, describe
+from mmspec.bench.results.systems import Job, plan, select
 from mmspec.cli import results as command
 from tests.cli.running import fail, run
 
@@ -45,13 +46,13 @@ def test_wrong_files_and_names_are_refused_before_anything_is_measured(
 def test_an_interrupted_run_keeps_the_rows_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    jobs, store, done = select(plan(), ["mar"], None), Store(tmp_path), []
+    jobs, store, done = select(plan(), ["mar"], None), Store(tmp_path), list[str]()
 
-    def measure(job, settings, effort, json):  # type: ignore[no-untyped-def]
+    def measure(job: Job, settings: dict[str, Any], effort: Effort, json: bool) -> Record:
         if job.name == "CSpD":
             raise KeyboardInterrupt
         done.append(job.name)
-        return command.Record(settings, (), (), {}, {}, 1, 1, 0.0)
+        return Record(settings, (), (), {}, {}, 1, 1, 0.0)
 
     monkeypatch.setattr(command, "measure", measure)
     for _ in range(2):

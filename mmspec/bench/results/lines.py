@@ -130,7 +130,7 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
     name = job.name if job.system is not None and is_ours else recipe
     own = None if job.system is None or prefix else job.system
     speed, fewer, better = timed["speed"], row.fewer_calls, row.extras.get("beaten by")
-    reported = {} if own is None else _reported(own)
+    reported: dict[str, Any] = {} if own is None else _reported(own)
     if own is not None:
         reported["differs"] = explain(own, speed, fewer, drafter is not None)
     return Line(
@@ -160,7 +160,12 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
 def _unmeasured(job: Job, why: str) -> Line:
     assert job.system is not None
     promise = "exact" if recipes.describe(job.recipes[0])["exact"] else "lossy"
-    own = {"is_system": True, "promise": promise, "recipe": job.recipes[0], "note": _shorten(why)}
+    own: dict[str, Any] = {
+        "is_system": True,
+        "promise": promise,
+        "recipe": job.recipes[0],
+        "note": _shorten(why),
+    }
     return Line(job.group.name, job.name, job.model, **own, **_reported(job.system))
 
 
@@ -187,7 +192,12 @@ def _qualities(group: Group, row: Row, record: Record) -> dict[str, Any]:
     if not known:
         return {}
     value, error, plain = _quality(known[0], row, record)
-    found = {"quality": known[0], "value": value, "error": error, "plain_value": plain}
+    found: dict[str, Any] = {
+        "quality": known[0],
+        "value": value,
+        "error": error,
+        "plain_value": plain,
+    }
     if len(known) > 1:
         found |= {"second_quality": known[1], "second_value": _quality(known[1], row, record)[0]}
     return found

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -32,7 +34,11 @@ def test_the_kinds_of_the_command_line_are_the_categories() -> None:
 
 def test_the_best_head_is_an_exact_one_as_published() -> None:
     def line(name: str, recipe: str, accepted: float, promise: str = "exact") -> Line:
-        one = {"drafter": "zoo:head", "promise": promise, "acceptance_length": accepted}
+        one: dict[str, Any] = {
+            "drafter": "zoo:head",
+            "promise": promise,
+            "acceptance_length": accepted,
+        }
         return Line("vlm", name, "zoo:llava", recipe, **one)
 
     lines = [
