@@ -154,7 +154,7 @@ class ChainTarget:
 
     denoiser: Denoiser
     max_rows: int | None = None
-    can_branch: ClassVar[bool] = True  # no cache that a branch could change
+    reads_trees: ClassVar[bool] = True  # no cache that a branch could change
 
     def __post_init__(self) -> None:
         if self.max_rows is not None and self.max_rows < self.denoiser.width:
