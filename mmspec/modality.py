@@ -264,11 +264,10 @@ MakePeers = Callable[[Runners, int, Progress], tuple[Runners, Mapping[str, str]]
 class Workload:
     """What a benchmark measures: requests, qualities, baselines and peers.
 
-    `timed` requests are timed; `judged` ones, if any, run once for the qualities alone. `fast`
-    makes a runner of an accelerated model; `plain` is plain decoding. `baselines` are the library's
-    own methods; end-to-end speed-ups refer to the first. `peers` makes further runners of those of
-    the recipes, a seed and a progress callback, and returns the reasons for missing ones.
-    `controls` makes accelerated models with uninformed drafters of plain results.
+    `timed` requests are timed; `judged` ones, if any, run once for the qualities alone. `plain` is
+    plain decoding; `baselines` are the library's own methods (speed-ups end to end refer to the
+    first), `fewer_steps` its sampling at less cost. `peers` makes runners of those of the recipes,
+    a seed and a progress callback, and the reasons for missing ones; `controls` gets plain results.
     """
 
     timed: Sequence[Mapping[str, Any]]
@@ -277,7 +276,8 @@ class Workload:
     baselines: Mapping[str, Runner] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)  # reasons for missing baselines
     peers: MakePeers | None = None
-    controls: Callable[[Sequence[RunResult]], Mapping[str, Any]] | None = None
+    controls: Callable[[Sequence[RunResult]], Mapping[str, Any]] | None = None  # uninformed
+    fewer_steps: Mapping[int, Runner] = field(default_factory=dict)
     judged: Sequence[Mapping[str, Any]] = ()
     qualities: Sequence[Quality] = ()
     extras: Callable[[Sequence[RunResult], RunResults], Mapping[str, Any]] | None = None  # of a row

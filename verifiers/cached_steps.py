@@ -27,6 +27,10 @@ class MagnitudeGate(NetworkGate):
         check_number("most", self.most, 0, whole=True, example=3)
         check_number("retention", self.retention, 0, 1, example=0.2)
 
+    def count_fewest(self, steps: int) -> int:
+        kept = min(max(int(self.retention * steps + 0.5), 1), steps)
+        return kept + (steps - kept) // (self.most + 1)
+
 
 @dataclass(frozen=True)
 class AccumulatedChangeGate(NetworkGate):
@@ -46,6 +50,11 @@ class AccumulatedChangeGate(NetworkGate):
         check_number("threshold", self.change, 0, example=0.25)
         check_number("most", self.most, 0, whole=True, example=2)
         check_number("warm_up", self.warm_up, 0, whole=True, example=1)
+
+    def count_fewest(self, steps: int) -> int:
+        first = min(max(self.warm_up, 1), steps)
+        rest = max(steps - first - 1, 0)  # without the last step, which is full
+        return min(first + (rest // (self.most + 1) if self.most else 0) + 1, steps)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,12 @@ from typing import ClassVar
 from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.targets.continuous.forecast_error import Metric, relative_norm
-from mmspec.targets.continuous.forecast_schedule import Cadence, DecayingThreshold, ForecastSchedule
+from mmspec.targets.continuous.forecast_schedule import (
+    Cadence,
+    DecayingThreshold,
+    ForecastSchedule,
+    SampleHistory,
+)
 
 
 class NetworkGate(Verifier):
@@ -18,6 +23,10 @@ class NetworkGate(Verifier):
     lossless: ClassVar[bool] = False
     decodes: ClassVar[tuple[str, ...]] = ("latents",)
     kinds: ClassVar[tuple[Kind, ...]] = ()
+
+    def count_fewest(self, steps: int) -> int:
+        """The fewest of so many steps that are computed in full, if every check passes."""
+        return min(steps, 1)
 
     def verify(self, draft: Draft, scores: Scores, noise: Noise) -> Verdict:
         raise ValueError(
@@ -45,6 +54,14 @@ class ForecastGate(NetworkGate):
     rollback: bool = True
     per_sample: bool = True
     use: ClassVar[str] = "the recipes speca and taylorseer"
+
+    def count_fewest(self, steps: int) -> int:
+        past, full = SampleHistory(), 0
+        for step in range(steps):
+            is_full = self.schedule.needs_full_step(past, step / steps)
+            past = past.after_full_step() if is_full else past.after_forecast(None)
+            full += is_full
+        return full
 
 
 def fixed_cadence(interval: int, warm_up: int) -> ForecastGate:

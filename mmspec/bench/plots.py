@@ -10,6 +10,8 @@ from mmspec.bench.plot_style import name_axes, open_style, pick_style, save_figu
 from mmspec.bench.ranking import Ranking
 from mmspec.bench.results.page import Section
 from mmspec.bench.studies.compressors import Catalogue
+from mmspec.bench.studies.frontier import PLAIN as FEWER
+from mmspec.bench.studies.frontier import Frontier
 from mmspec.bench.studies.sweep import Sweep
 from mmspec.palette import BLUE, GREY, VERMILION
 
@@ -45,6 +47,26 @@ def plot_relaxations(found: Sweep, file: Path) -> None:
             place.axhline(0, color="0.6", linestyle=":")
             name_axes(place, "times fewer target calls", f"{quality}, less that of plain")
         axes[1].legend()  # every recipe has a time, some have no mass
+        save_figure(figure, file)
+
+
+def plot_frontier(found: Frontier, file: Path) -> None:
+    """Plot the distance of lossy images over calls and over work, beside fewer steps (black).
+
+    Raises ValueError without matplotlib.
+    """
+    with open_style() as pyplot:
+        figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained", sharey=True)
+        for index, recipe in enumerate(dict.fromkeys(point.recipe for point in found.points)):
+            points = [one for one in found.points if one.recipe == recipe]
+            rows = [{**one.flat(), "ink": one.distance} for one in points]
+            style: dict[str, Any] = {**pick_style(index), "label": recipe}
+            style |= {"color": "black"} if recipe == FEWER else {}
+            for place, across in zip(axes, ("calls", "work"), strict=True):
+                _line(place, sorted(rows, key=lambda row: row["calls"]), across, "ink", style)
+        name_axes(axes[0], "network calls in full", "PSNR on ink to all steps, dB")
+        name_axes(axes[1], "share of the network's operations", "")
+        axes[0].legend()
         save_figure(figure, file)
 
 

@@ -11,7 +11,6 @@ import typer
 from mmspec import __version__
 from mmspec.cli import export, planning_commands, recipes, results_command, train_commands, zoo
 from mmspec.cli.options import (
-    IMAGE_MODEL,
     PARTS,
     PLACED,
     Seed,
@@ -176,7 +175,7 @@ def bench(
 
 
 @measure.command("sweep")
-@model_command("mmspec.cli.studies:sweep", "bench", without=PARTS, model=IMAGE_MODEL)
+@model_command("mmspec.cli.studies:sweep", "bench", without=PARTS)
 def sweep(
     prompt: Prompts = None,
     prompts: Count = 8,
@@ -185,7 +184,10 @@ def sweep(
     out: Csv = None,
     plot: Plot = None,
 ) -> None:
-    """Vary the options of relaxed recipes: calls saved, quality, distance from the target."""
+    """Vary the options of lossy recipes: calls saved, quality, distance from the target.
+
+    Image tokens (default: zoo:image), or `--modality diffusion`, beside fewer steps.
+    """
 
 
 @measure.command("overlap")

@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any
 
 from mmspec import recipes
-from mmspec.bench.plots import plot_compressors, plot_relaxations
+from mmspec.bench.plots import plot_compressors, plot_frontier, plot_relaxations
 from mmspec.bench.row import Row
 from mmspec.bench.studies import compressors as compressor_study
+from mmspec.bench.studies import frontier as frontier_study
 from mmspec.bench.studies import overlap as overlap_study
 from mmspec.bench.studies import rules as rule_study
 from mmspec.bench.studies import sweep as sweep_study
@@ -26,7 +27,7 @@ from mmspec.cli.models import (
     select,
     set_threads,
 )
-from mmspec.cli.options import ModelOptions
+from mmspec.cli.options import IMAGE_MODEL, ModelOptions
 from mmspec.cli.output import (
     console,
     format_percent,
@@ -40,6 +41,7 @@ from mmspec.cli.output import (
 from mmspec.compressors import COMPRESSORS, describe
 from mmspec.modality import PICTURE_FILES
 
+SWEPT = (*sweep_study.KNOBS, *frontier_study.LATENT_RECIPES)  # recipes of `bench sweep`
 COMPRESSED = "coupled"  # the default recipe of `bench compressors`
 KILOBYTE = 1e3
 # columns of a sweep of episodes; a CSV has all
@@ -57,10 +59,26 @@ def sweep(
 ) -> None:
     """Vary the options of relaxed recipes: calls saved, quality, distance from the target."""
     check_files(out, plot)
+    is_open = options.model is None and options.modality is None
+    if is_open and not {*(options.recipe or ())} & {*frontier_study.LATENT_RECIPES}:
+        options = replace(options, model=IMAGE_MODEL)
     names = options.recipe or _list_relaxed(options)
-    known = [name for name in names if name in sweep_study.KNOBS]
+    known = [name for name in names if name in SWEPT]
     loaded = load(options, select(replace(options, recipe=known or names)))
     work = workload(loaded, prompt, prompts, batch, options.seed)
+    if work.fewer_steps:
+        with show_progress(options.json) as report:
+            points = frontier_study.measure_frontier(
+                names,
+                loaded.accelerate,
+                work,
+                model=loaded.selection.model,
+                repeats=repeats,
+                seed=options.seed,
+                progress=report,
+            )
+        _write(options, points, _print_frontier, out, plot, plot_frontier)
+        return
     with show_progress(options.json) as report:
         found = sweep_study.sweep(
             names,
@@ -77,14 +95,33 @@ def sweep(
 def _list_relaxed(options: ModelOptions) -> list[str]:
     """All recipes with a parameter to vary that decode what the model does."""
     owner = select(replace(options, recipe=None)).owner
-    known = sweep_study.KNOBS
-    found = [name for name in known if recipes.describe(name)["decodes"] == owner.decodes]
+    found = [name for name in SWEPT if recipes.describe(name)["decodes"] == owner.decodes]
     if not found:
         raise ValueError(
             f"no relaxed recipe with a parameter decodes {owner.decodes}; those that are known: "
-            f"{', '.join(known)}"
+            f"{', '.join(SWEPT)}"
         )
     return found
+
+
+def _print_frontier(found: frontier_study.Frontier) -> None:
+    rows = [
+        (
+            one.recipe,
+            f"{one.option} {one.value:g}",
+            one.row.calls,
+            None if one.work is None else format_percent(one.work),
+            one.distance,
+            one.row.speedup_end_to_end,
+            None if one.beaten_by is None else f"{one.beaten_by} steps",
+        )
+        for one in found.points
+    ]
+    titles = ("recipe", "option", "calls", "work", "PSNR on ink", "speed-up", "beaten by")
+    print_table(rows, *titles)
+    for name, why in found.left_out.items():
+        console().print(f"left out: {name}: {why}", style="dim", markup=False)
+    _print_note(f"{found.model}, {found.steps:g} steps; {found.requests} requests")
 
 
 def _print_sweep(found: sweep_study.Sweep) -> None:

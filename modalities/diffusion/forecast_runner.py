@@ -43,7 +43,12 @@ class ForecastRunner:
     def __init__(self, pipe: Any, recipe: Recipe) -> None:
         kit = Kit(pipe, None, recipe.execution, recipe.sees, None, recipe.options)
         self.pipe, self.recipe, self.warned = pipe, recipe, False
-        self.forecasting = recipe.architecture(kit).under(resolve(recipe.verifier, kit))
+        self.gate = resolve(recipe.verifier, kit)
+        self.forecasting = recipe.architecture(kit).under(self.gate)
+
+    def count_fewest(self, steps: int) -> int:
+        """The fewest steps that are computed in full."""
+        return int(self.gate.count_fewest(steps))
 
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
         """The pipeline's output."""

@@ -36,6 +36,7 @@ OWN, PLAIN = "pipeline", "plain"
 DISTANCES = ("relative", "psnr", "psnr_on_ink", "ssim")  # of `ImageDistance`, if lossy
 COUNTED = 4  # requests whose calls determine the steps of a control
 STEPS = "num_inference_steps"
+SHARES = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the steps, for a frontier
 HIDDEN = ("prompt", "class_labels", "batch_size")  # conditions, not sampling settings
 Request = Mapping[str, Any]
 
@@ -79,6 +80,7 @@ def of_requests(
         plain=plain,
         fast=SpeculativePipeline,
         baselines={OWN: own},
+        fewer_steps=_fewer_steps(pipe, requests[0]),
         peers=fewer_step_baselines if STEPS in signature(pipe.__call__).parameters else None,
         qualities=(
             *qualities,
@@ -94,6 +96,16 @@ def of_requests(
             "scheduler": type(pipe.scheduler).__name__,
         },
     )
+
+
+def _fewer_steps(pipe: Any, request: Request) -> Mapping[int, Runner]:
+    """The pipeline's own call in fewer steps, if it takes their number."""
+    known = signature(pipe.__call__).parameters
+    total = request.get(STEPS) or (known[STEPS].default if STEPS in known else None)
+    if not isinstance(total, int):
+        return {}
+    counts = sorted({round(total * share) for share in SHARES})
+    return {steps: OwnPipeline(pipe, steps) for steps in counts if 1 < steps < total}
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.denoising.window import Window
 from mmspec.errors import check_number, format_value, unknown_message
 from mmspec.modalities.diffusion.accelerated import AcceleratedPipeline
+from mmspec.modalities.diffusion.few_steps import count_steps, describe_few_steps
 from mmspec.modalities.diffusion.forecast_runner import ForecastRunner
 from mmspec.modalities.diffusion.network import Network
 from mmspec.modalities.diffusion.runners import ChainRunner
@@ -37,6 +38,10 @@ class PipelineRunner(Protocol):
     def own(self) -> tuple[str, ...]: ...
     @property
     def sees(self) -> str: ...
+
+    warned: bool  # of calls that the recipe cannot speed up
+
+    def count_fewest(self, steps: int) -> int: ...  # network calls at best
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any: ...
 
 
@@ -88,10 +93,21 @@ class PipelineSession(Session):
         """
         given, own = self._split(args, arguments)
         _check_call(given)
+        self._warn_of_few_steps(given)
         output = self.runner.run(given, own, loop)
         if not isinstance(output, tuple):  # return_dict=False
             output.stats = loop.stats()
         return output
+
+    def _warn_of_few_steps(self, given: Mapping[str, Any]) -> None:
+        """Warn once, before the pipeline runs, where the recipe can save little."""
+        steps, name = count_steps(given), self.recipe.name or "custom"
+        if steps is None or self.runner.warned:
+            return
+        message = describe_few_steps(self.model, name, steps, self.runner.count_fewest(steps))
+        if message is not None:
+            self.runner.warned = True
+            log.warning(message)
 
     def save(self, folder: Path) -> None:
         """Save the draft pipeline, if there is one."""

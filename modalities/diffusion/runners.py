@@ -31,6 +31,8 @@ from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget
 from mmspec.targets.stop import Stop
 
+CALLS_AT_LEAST = 3  # of a chain
+
 
 class ChainRunner:
     """A pipeline whose latents are decoded by a recipe, optionally with a draft pipeline.
@@ -45,7 +47,7 @@ class ChainRunner:
         self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None, eta: float | None = None
     ) -> None:
         self.pipe, self.recipe, self.small, self.max_rows = pipe, recipe, small, max_rows
-        self.eta = eta
+        self.eta, self.warned = eta, False
         for one in (pipe, small):
             if one is not None:
                 check_network(one)
@@ -55,6 +57,14 @@ class ChainRunner:
         self.network = Network(pipe)
         self.draft_network = None if small is None else Network(small)
         self.sees = "nothing" if small is None else recipe.sees
+
+    def count_fewest(self, steps: int) -> int:
+        """The fewest calls: the first step, one window, and the last step, which has no noise.
+
+        A window of one is plain sampling, which is not meant to save any.
+        """
+        assert isinstance(self.recipe.execution, Window)
+        return 0 if self.recipe.execution.max_states == 1 else min(steps, CALLS_AT_LEAST)
 
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
         """The pipeline's output for its arguments `given`."""

@@ -25,7 +25,8 @@ class Knob:
     parts: Callable[[float], dict[str, Any]]  # as `accelerate` takes them
 
 
-def _option(name: str, *values: float) -> Knob:
+def make_option(name: str, *values: float) -> Knob:
+    """A knob that is an option of its recipe."""
     return Knob(name, values, lambda value: {name: value})
 
 
@@ -37,17 +38,17 @@ KNOBS: Mapping[str, Knob] = {
     "sjd-pp": Knob(
         "tau", (math.inf, 4.0, 2.0, 1.0, 0.5), lambda tau: {"tau": tau, "reuse": "published"}
     ),
-    "zipar": _option("window", 9, 7, 5, 4, 3, 2),
-    "vvs": _option("interval", 20, 10, 5, 3, 2),
-    "lantern": _option("delta", 0.0, 0.05, 0.1, 0.2, 0.4, 0.8),
-    "lantern-pp": _option("factor", 1.0, 2.0, 5.0, 10.0, 20.0),
-    "cool-sd": _option("delta", 1.0, 1.1, 1.5, 2.0, 4.0),
+    "zipar": make_option("window", 9, 7, 5, 4, 3, 2),
+    "vvs": make_option("interval", 20, 10, 5, 3, 2),
+    "lantern": make_option("delta", 0.0, 0.05, 0.1, 0.2, 0.4, 0.8),
+    "lantern-pp": make_option("factor", 1.0, 2.0, 5.0, 10.0, 20.0),
+    "cool-sd": make_option("delta", 1.0, 1.1, 1.5, 2.0, 4.0),
     "lenience": Knob(
         "ell", (1.0, 0.8, 0.6, 0.4, 0.2), lambda ell: {"verifier": Recursive(Lenience(ell))}
     ),
-    "hold-last-tolerance": _option("radius", *RADII),
-    "spec-vla": _option("radius", *RADII),
-    "oft-draft-tolerance": _option("radius", *RADII),
+    "hold-last-tolerance": make_option("radius", *RADII),
+    "spec-vla": make_option("radius", *RADII),
+    "oft-draft-tolerance": make_option("radius", *RADII),
 }
 
 

@@ -140,11 +140,21 @@ def test_samples_without_rows_of_their_own_are_not_checked_one_by_one() -> None:
         run(network, given, Forecasting(gate))
 
 
-@pytest.mark.parametrize("recipe", ["taylorseer", "speca", "first-block-cache"])
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize(
+    ("name", "recipe"),
+    [
+        *(("dit", recipe) for recipe in ("taylorseer", "speca", "first-block-cache")),
+        *(
+            pytest.param("flux", recipe, marks=pytest.mark.exhaustive)
+            for recipe in ("taylorseer", "speca", "first-block-cache")
+        ),
+        *(
+            pytest.param("sd3", recipe, marks=pytest.mark.exhaustive)
+            for recipe in ("taylorseer", "speca")
+        ),
+    ],
+)
 def test_the_statistics_of_a_call_count_it(name: str, recipe: str) -> None:
-    if (name, recipe) == ("sd3", "first-block-cache"):
-        pytest.skip("diffusers refuses it")
     given: Arguments = {"threshold": 10.0} if recipe == "first-block-cache" else {"warm_up": 1}
     pipe = PIPELINES[name]()
     fast: Any = mmspec.accelerate(pipe, recipe, **given)
