@@ -10,6 +10,7 @@ import pytest
 
 import mmspec
 from mmspec import recipes
+from mmspec.bench.studies.frontier import LATENT_RECIPES
 from mmspec.bench.studies.sweep import KNOBS, Sweep, flatten, sweep
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.studies import _list_relaxed
@@ -75,8 +76,10 @@ def test_the_recipes_of_a_model_are_those_that_decode_what_it_does() -> None:
     policy, image = (ModelOptions(model=f"zoo:{one}", command="bench") for one in ("vla", "image"))
     assert _list_relaxed(policy) == ["hold-last-tolerance", "spec-vla", "oft-draft-tolerance"]
     assert _list_relaxed(image)[-1] == "lenience"
-    with pytest.raises(ValueError, match="no relaxed recipe with a parameter decodes latents"):
-        _list_relaxed(ModelOptions(model="zoo:diffusion", command="bench"))
+    diffusion = ModelOptions(model="zoo:diffusion", command="bench")
+    assert _list_relaxed(diffusion) == list(LATENT_RECIPES)
+    with pytest.raises(ValueError, match="no relaxed recipe with a parameter decodes patches"):
+        _list_relaxed(ModelOptions(model="zoo:mar", command="bench"))
 
 
 def test_columns_of_a_modality_are_numbers() -> None:
