@@ -22,7 +22,7 @@ from mmspec import formats, recipes, registry, zoo
 from mmspec.cli.app import app
 from mmspec.cli.app import commands as app_commands
 from mmspec.cli.options import DefaultGroup
-from mmspec.modalities.speech import sound
+from mmspec.modalities.common import sound
 from mmspec.modalities.speech.frames import tiny_models as frames
 from mmspec.modalities.vlm.formatting import CLIP, SCENE
 from mmspec.zoo import language

@@ -32,7 +32,8 @@ def run_notebook(file: Path) -> Any:
     from nbclient import NotebookClient
 
     os.environ |= QUIET
-    notebook = nbformat.read(file, as_version=4)
+    read: Any = nbformat.read
+    notebook = read(file, as_version=4)
     client = NotebookClient(notebook, timeout=TIMEOUT_S, kernel_name="python3")
     client.execute(cwd=str(FOLDER.parents[1]))
     return clean(notebook)
@@ -80,7 +81,8 @@ def main(names: list[str]) -> None:
         if names and file.stem not in names:
             continue
         notebook = run_notebook(file)
-        nbformat.write(notebook, file)
+        write: Any = nbformat.write
+        write(notebook, file)
         size = file.stat().st_size
         print(f"{file.stem}: {size / 1e3:.0f} KB")
         if size > MOST_BYTES:

@@ -85,7 +85,8 @@ def read_notebook(file: Path) -> str:
     from traitlets.config import Config
 
     inside = Config({"ExtractOutputPreprocessor": {"enabled": False}})  # pictures stay in the page
-    exporter = MarkdownExporter(config=inside)
+    make: Any = MarkdownExporter
+    exporter = make(config=inside)
     text, _ = exporter.from_filename(str(file))
     text = re.sub(r"!\[(png|jpeg)\]\(data:", "![output of the cell above](data:", text)
     title, _, rest = text.lstrip().partition("\n")

@@ -33,8 +33,8 @@ def open_style() -> Iterator[Any]:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    cycle = matplotlib.cycler(color=SERIES)
-    with pyplot.rc_context({**SETTINGS, "axes.prop_cycle": cycle}):
+    settings: Any = {**SETTINGS, "axes.prop_cycle": matplotlib.rcsetup.cycler(color=SERIES)}
+    with pyplot.rc_context(settings):
         yield pyplot
         pyplot.close("all")
 

@@ -280,7 +280,7 @@ def load(options: ModelOptions, selected: Selected) -> LoadedModels:
 
 def load_models(
     model: str | None,
-    modality: str,
+    modality: str | None,
     drafter: str | None,
     recipes: Sequence[str],
     seed: int = 0,

@@ -197,7 +197,9 @@ class KeyedNoise:
     def fresh_uniform(self, lane: int, count: int, size: int) -> Tensor:
         return self._fresh(Keys.uniform, lane, count, size)
 
-    def _fresh(self, draw: Callable[[Keys, int], Tensor], lane: int, count: int, size: int) -> Any:
+    def _fresh(
+        self, draw: Callable[[Keys, int], Tensor], lane: int, count: int, size: int
+    ) -> Tensor:
         rounds = max(1, min(self.num_ahead, MAX_AHEAD // (len(self.rows) * count * size)))
 
         def draw_ahead(first: int) -> dict[Any, Tensor]:  # (rounds, B, count, V)

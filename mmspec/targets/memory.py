@@ -76,9 +76,16 @@ class TokenBlock:
 
         pads = None if self.pads is None else self.pads * times
         embeds = None if self.embeds is None else self.embeds.repeat(times, 1, 1)
-        layout = (repeat(self.depths), repeat(self.corner), self.waiting)
-        own = (pads, self.num_preceding, embeds, self.is_chain)
-        return TokenBlock(self.tokens.repeat(times, 1), *layout, *own)
+        return TokenBlock(
+            self.tokens.repeat(times, 1),
+            repeat(self.depths),
+            repeat(self.corner),
+            self.waiting,
+            pads,
+            self.num_preceding,
+            embeds,
+            self.is_chain,
+        )
 
 
 def build_block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> TokenBlock:

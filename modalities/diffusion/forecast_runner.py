@@ -43,7 +43,7 @@ class ForecastRunner:
     def __init__(self, pipe: Any, recipe: Recipe) -> None:
         kit = Kit(pipe, None, recipe.execution, recipe.sees, None, recipe.options)
         self.pipe, self.recipe, self.warned = pipe, recipe, False
-        self.gate = resolve(recipe.verifier, kit)
+        self.gate: Any = resolve(recipe.verifier, kit)
         self.forecasting = recipe.architecture(kit).under(self.gate)
 
     def count_fewest(self, steps: int) -> int:

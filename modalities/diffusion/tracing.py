@@ -70,10 +70,10 @@ def depict(session: Any, output: Any, trace: Any) -> dict[str, Any]:
         for own, step, image in zip(latents, steps, images or (), strict=False):
             own.append({"step": step, "image": image_uri(image, SIDE)})
     timesteps = [round(float(one), 1) for one in decoder.timesteps]
-    steps = max(len(row) for row in trace.list_tokens())
-    view = {
-        "steps": steps,
-        "timesteps": timesteps[:steps] if len(timesteps) >= steps else None,
+    num_steps = max(len(row) for row in trace.list_tokens())
+    view: dict[str, Any] = {
+        "steps": num_steps,
+        "timesteps": timesteps[:num_steps] if len(timesteps) >= num_steps else None,
         "latents": latents,
         "note": "" if any(latents) else "Its states are not images and are not shown.",
     }

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from mmspec.draft import Draft, Round
-from mmspec.modalities.speech import sound
+from mmspec.modalities.common import sound
 from mmspec.modalities.speech.codecs import Codec, CodecStream
 from mmspec.modality import Call, Loop
 from mmspec.stats import Stats

@@ -242,7 +242,7 @@ def test_what_does_not_fit() -> None:
 
 def test_fitted_thresholds_are_those_of_the_file_unless_given(tmp_path: Path) -> None:
     ActionConstants(theta=0.75, delta=0.5).save(tmp_path)
-    gate = robot("heisd", window=3, constants=str(tmp_path)).gate
+    gate: Any = robot("heisd", window=3, constants=str(tmp_path)).gate
     assert (gate.theta, gate.delta) == (0.75, 0.5)
     gate = robot("heisd", window=3, constants=str(tmp_path), theta=0.25).gate
     assert (gate.theta, gate.delta) == (0.25, 0.5)

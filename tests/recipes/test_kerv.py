@@ -134,14 +134,15 @@ def test_options_that_make_no_sense(options: dict[str, Any], words: str) -> None
 
 def test_fitted_constants_are_those_of_the_file_unless_given(tmp_path: Path) -> None:
     ActionConstants(0.25, "random_walk", 10.0, 1.0).save(tmp_path)
-    for more, motion, reference in (
+    cases: tuple[tuple[dict[str, Any], Any, float], ...] = (
         ({}, RandomWalk(10.0, 1.0), 0.25),
         ({"motion": "constant_velocity", "reference": 2.0}, ConstantVelocity(), 2.0),
-    ):
-        bound = robot("kerv", constants=str(tmp_path), **more)
+    )
+    for more, motion, reference in cases:
+        bound: Any = robot("kerv", constants=str(tmp_path), **more)
         assert bound.drafter.forecast == motion
         assert bound.verifier.radius.reference == reference
-    usual = robot("kerv")
+    usual: Any = robot("kerv")
     assert usual.drafter.forecast == ConstantVelocity()
     assert usual.verifier.radius.reference == 1
     with pytest.raises(ValueError, match=r"holds no constants of actions .*constants.json"):

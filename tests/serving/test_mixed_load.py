@@ -72,7 +72,8 @@ class Load:
         self.outcomes: Counter[str] = Counter()
         self.wrong: list[str] = []
         self.lock = threading.Lock()
-        self.wait = ProcessorWait(server.engine._thread.native_id, server.thread.native_id)
+        threads = (server.engine._thread.native_id, server.thread.native_id)
+        self.wait = ProcessorWait(*(one for one in threads if one is not None))
 
     def ask(self, prompt: str, is_text: bool = False, **more: Any) -> str:
         messages = [{"role": "user", "content": prompt}] if is_text else question(prompt)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable
 
 import pytest
 import torch
@@ -25,7 +25,7 @@ LENGTH, SIZE = 40, SPACE.size
 BIN = 2 / (SPACE.codes.bins - 1)
 
 
-def recorded(episodes: Sequence[Tensor], deviation: float = 0.0) -> RecordedEpisodes:
+def recorded(episodes: Iterable[Tensor], deviation: float = 0.0) -> RecordedEpisodes:
     made = []
     for actions in episodes:
         one = Episode(SPACE)

@@ -54,7 +54,7 @@ class SamplerClock(StepClock):
     def timestep(self) -> float:
         """The current timestep on a scale from 1000 (noise) to 0."""
         trained = self._scheduler.config.get("num_train_timesteps", 1000)
-        return float(self._times[self._place]) * 1000 / trained
+        return 1000 * float(self._times[self._place]) / int(trained)
 
     @property
     def noise(self) -> float:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 from threading import Lock
-from typing import Any
+from typing import Any, cast
 from weakref import WeakSet
 
 import torch
 from torch import Tensor
 
 from mmspec._attributes import delegate_to
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.draft_model import move_tensors
 from mmspec.drafters.neural.draft_inputs import build_draft_inputs
@@ -194,7 +195,8 @@ def _refused_tokens(
         at = path[-1] + 1 if path else 0
         if bool((draft.parents[row] == at - 1).any()):  # there was a proposal
             step = len(generated) - len(new) + len(path)
-            found.append((row, step, scores.distribution.probs[row, at]))
+            p = cast(Categorical, scores.distribution).probs
+            found.append((row, step, p[row, at]))
     return found
 
 

@@ -40,7 +40,8 @@ def find_mixers(decoder: nn.Module) -> dict[int, nn.Module]:
     """
     found = {}
     for module in decoder.modules():
-        index, called = vars(module).get("layer_idx"), called_names(type(module))
+        kind: Any = type(module)
+        index, called = vars(module).get("layer_idx"), called_names(kind)
         if isinstance(index, int) and called & _UPDATES and _WRITES_KEYS not in called:
             found[index] = module
     return found
@@ -141,7 +142,7 @@ class ForkedRead:
         for mixer, (args, kwargs) in self._calls.items():
             args, kwargs = _replace_states(args, kwargs, cut)
             known = {
-                part: [cut(one) for one in outputs]
+                part: [cut(one) for one in outputs if one is not None]
                 for part in mixer.children()
                 if (outputs := self._outputs.get(part)) and None not in outputs
             }

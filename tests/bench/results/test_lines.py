@@ -44,7 +44,9 @@ def test_a_word_says_why_a_figure_is_another(
 
 def test_a_lossy_system_stands_beside_the_pipeline_in_as_many_calls() -> None:
     (job,) = select(plan(), None, ["speca"])
-    quality = {"facts right": {"value": 0.9, "error": 0.02, "gap": -0.05, "gap_error": 0.01}}
+    facts: dict[str, float | None]
+    facts = {"value": 0.9, "error": 0.02, "gap": -0.05, "gap_error": 0.01}
+    quality = {"facts right": facts}
     own = Row("speca", False, speedup_end_to_end=1.2, qualities=quality, drafter_saw="nothing")
     control = Row("pipeline, 34 steps", False, speedup_end_to_end=2.9)
     record = Record(

@@ -56,10 +56,14 @@ def test_points_have_calls_work_and_distance(tmp_path: Path) -> None:
     assert [(one.recipe, one.value) for one in found.points][: len(expected)] == expected
     plain = [one for one in found.points if one.recipe == PLAIN]
     assert [one.value for one in plain] == [one.row.calls for one in plain]
-    assert [one.work for one in plain] == pytest.approx([one.value / 10 for one in plain])
+
+    def share(one: Any) -> float:  # of the steps
+        return float(one.row.calls) / 10
+
+    assert [one.work for one in plain] == pytest.approx([share(one) for one in plain])
     lite = [one for one in found.points if one.recipe == "taylorseer, lite"]
-    assert [one.work for one in lite] == pytest.approx([one.row.calls / 10 for one in lite])
-    assert all(one.work > one.row.calls / 10 for one in found.points if one.recipe == "pab")
+    assert [one.work for one in lite] == pytest.approx([share(one) for one in lite])
+    assert all((one.work or 0) > share(one) for one in found.points if one.recipe == "pab")
     found.write_csv(tmp_path / "points.csv")
     with (tmp_path / "points.csv").open() as opened:
         assert len(list(csv.DictReader(opened))) == len(found.points)

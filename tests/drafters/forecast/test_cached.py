@@ -91,7 +91,7 @@ def test_images_are_those_of_diffusers(name: str) -> None:
     """One call per step needs nothing from us, so enable_cache() gives the same image."""
     pipe = PIPELINES["flux"]()
     options, config = OWN[name]
-    given = {"true_cfg_scale": 1.0}
+    given: dict[str, Any] = {"true_cfg_scale": 1.0}
     fast = _accelerate(pipe, name, options)
     found = draw(pipe, calling=fast, **given)
     assert 0 < fast.last_stats.unverified_tokens < STEPS
@@ -175,7 +175,12 @@ def test_what_does_not_fit_is_refused() -> None:
     pipe = PIPELINES["sd3"]()
     with pytest.raises(ValueError, match=r"has no text stream, which diffusers' SeaCache requires"):
         draw(pipe, calling=_accelerate(pipe, "sea-cache", {}))
-    for option in ({"ratios": []}, {"ratios": ["a"]}, {"ratios": "flux"}):
+    options: tuple[dict[str, Any], ...] = (
+        {"ratios": []},
+        {"ratios": ["a"]},
+        {"ratios": "flux"},
+    )
+    for option in options:
         with pytest.raises(ValueError, match="ratios="):
             _accelerate(pipe, "mag-cache", option)
     with pytest.raises(ValueError, match=r"lists for 2 networks, but this pipeline has 1"):

@@ -175,7 +175,9 @@ def test_all_visual_tokens_are_the_dense_draft(family: str) -> None:
 @torch.no_grad()
 def test_a_window_holds_both_ends_of_every_row() -> None:
     drafter, context = prefill("llava", WindowKv(tokens=3, sinks=2))
-    view, cache = drafter.begin(context), context.memory.cache
+    view: Any = drafter.begin(context)
+    memory: Any = context.memory
+    cache = memory.cache
     own, kept = view.memory.cache.layers[0].keys, cache.layers[0].keys
     for row, (pad, length) in enumerate(zip(context.padding, context.memory.lengths, strict=True)):
         slots = [pad, pad + 1, *range(length - 3, length)]

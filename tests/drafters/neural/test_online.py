@@ -94,10 +94,9 @@ def test_what_was_learned_is_saved_and_restored(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("option", "value"), [("every", 0), ("rate", -1.0)])
 def test_what_is_no_setting_is_refused(option: str, value: float) -> None:
+    given: dict[str, Any] = {option: value}
     with pytest.raises(ValueError, match=f"{option}={value} must be"):
-        mmspec.accelerate(
-            toys.model("llama"), "osd", drafter=toys.model("llama"), **{option: value}
-        )
+        mmspec.accelerate(toys.model("llama"), "osd", drafter=toys.model("llama"), **given)
 
 
 def test_half_precision_is_refused() -> None:

@@ -29,7 +29,12 @@ def test_every_step_is_a_round_and_changes_nothing(recipe: str) -> None:
     fast: Any = mmspec.accelerate(pipe, recipe, **RECIPES[recipe])
     alone = fast(**REQUEST).images
     counted = fast.last_stats
-    shown = fast(**REQUEST, on_round=lambda one: (seen.append(one), torch.rand(3))).images
+
+    def watch(one: mmspec.draft.Round) -> None:
+        seen.append(one)
+        torch.rand(3)
+
+    shown = fast(**REQUEST, on_round=watch).images
     assert torch.equal(shown, alone)
     assert fast.last_stats == counted
     assert "step" not in vars(pipe.scheduler)

@@ -118,7 +118,13 @@ def test_a_replay_computes_no_projection() -> None:
     hook = mixer.in_proj.register_forward_pre_hook(lambda *_: calls.append(1))
     shapes: list[Any] = []
     multiply = torch.nn.functional.linear
-    torch.nn.functional.linear = lambda x, *a: shapes.append(x.shape) or multiply(x, *a)
+
+    def record(x: Any, *others: Any) -> Any:
+        shapes.append(x.shape)
+        return multiply(x, *others)
+
+    functional: Any = torch.nn.functional
+    functional.linear = record
     try:
         memory.commit([1], [(0,)], draft.nodes)
     finally:
@@ -149,4 +155,5 @@ def test_a_layer_that_stores_keys_and_a_state_is_not_forked() -> None:
     model = text("recurrent-gemma")
     reader: Any = make_reader(model)
     assert not reader.reads_trees
-    assert "update" in forked.called_names(type(toys.model("llama").model.layers[0].self_attn))
+    kind: Any = type(toys.model("llama").model.layers[0].self_attn)
+    assert "update" in forked.called_names(kind)

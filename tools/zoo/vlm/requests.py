@@ -139,7 +139,8 @@ def start_model(plan: RequestPlan, processor: Any) -> PreTrainedModel:
         for name, weight in model.named_parameters():
             if known[name].shape == weight.shape:
                 weight.copy_(known[name])
-    return model.train()
+    model.train()
+    return model
 
 
 def train_on_conversations(
