@@ -199,8 +199,7 @@ def overlap(
     prompts: Count = 4,
     repeats: Repeats = 3,
     window: Annotated[
-        list[int] | None,
-        typer.Option(max=1024, help="Tokens drafted per target forward; repeatable."),
+        list[int] | None, typer.Option(max=1024, help="Tokens per target forward; repeatable.")
     ] = None,
     refill: Annotated[
         bool, typer.Option("--refill", help="After a rejection wait for a whole window.")

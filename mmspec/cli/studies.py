@@ -19,14 +19,7 @@ from mmspec.bench.studies import trees as tree_study
 from mmspec.bench.studies import views as views_study
 from mmspec.bench.studies.kept_tokens import draw
 from mmspec.cli.bench import workload
-from mmspec.cli.models import (
-    check_distinct,
-    check_files,
-    check_writable,
-    load,
-    select,
-    set_threads,
-)
+from mmspec.cli.models import check_distinct, check_files, check_writable, load, select, set_threads
 from mmspec.cli.options import IMAGE_MODEL, ModelOptions
 from mmspec.cli.output import (
     console,
