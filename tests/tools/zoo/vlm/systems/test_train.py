@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -218,6 +219,23 @@ def test_plans_share_the_budget_and_belong_to_their_recipes() -> None:
     assert [one.name for one in names(TARGET)] == [f"{TARGET}-{head}" for head in PLANS]
     with pytest.raises(ValueError, match=r"llava-nothing has no plan; choose one of .*massv, "):
         plan_of(zoo.Entry("llava-nothing", "", "", "", TARGET))
+
+
+def test_the_bundled_ones_are_those_of_the_plans_and_are_found_by_recipe() -> None:
+    bundled = [zoo.info(name) for name in zoo.names() if zoo.info(name).target == "llava-chat"]
+    assert {one.name for one in bundled} == {one.name for one in names("llava-chat")}
+    for entry in bundled:
+        plan = plan_of(entry)
+        assert replace(entry, recipes=tuple(entry.recipes)) == entry_of("llava-chat", _head(entry))
+        for recipe in (plan.recipe, *plan.recipes):
+            assert zoo.drafter_for("zoo:llava-chat", recipes.get(recipe)) == f"zoo:{entry.name}"
+    for recipe in ("coupled", "sage", "edgesd", "ibed", "tabed"):
+        found = zoo.drafter_for("zoo:llava-chat", recipes.get(recipe))
+        assert found == "zoo:llava-chat-drafter"
+
+
+def _head(entry: zoo.Entry) -> str:
+    return entry.name.removeprefix("llava-chat-")
 
 
 @pytest.mark.exhaustive
