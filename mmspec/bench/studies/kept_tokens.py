@@ -32,8 +32,8 @@ def draw(lines: Mapping[str, CompressionTrace], file: Path) -> None:
         top = GAP + line * high
         pen.text((GAP, top), name, fill="black")
         for at, size in enumerate(one.sizes):
-            frame, cell = divmod(at, rows * columns)
-            row, column = divmod(cell, columns)
+            frame, place = divmod(at, rows * columns)
+            row, column = divmod(place, columns)
             left, upper = LABEL + frame * wide + column * cell, top + row * cell
             pen.rectangle((left, upper, left + cell - 2, upper + cell - 2), _colour(size))
     image.save(file)
