@@ -99,7 +99,7 @@ def measure(job: Job, settings: Mapping[str, Any], effort: Effort, json: bool) -
     )
     loaded = models.load(options, models.select(options))
     fast, left_out = _accelerate(loaded, job)
-    made = workload(loaded, None, effort.prompts, 1, effort.seed)
+    made = workload(loaded, None, settings["prompts"], 1, effort.seed)
     with show_progress(json) as report:
         found = bench.compare(
             job.model,

@@ -66,6 +66,7 @@ def describe(job: Job, effort: Effort) -> dict[str, Any]:
         "settings": dict(job.settings),
         "peers": job.peers,
         **asdict(effort),
+        "prompts": job.count_requests(effort.prompts),
         "weights": {name: _digest(name) for name in models},
     }
 

@@ -27,6 +27,7 @@ class Group:
     models: tuple[str, ...]
     baselines: tuple[str, ...]  # recipes beside the library's own methods
     quality: tuple[str, ...]  # measures that the page shows
+    kinds: int = 1  # of requests: a row has at least one of each
     controls: bool = False  # whether lossy recipes are measured beside as many calls of the target
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the modality
 
@@ -82,6 +83,10 @@ class Job:
         """Whether the library's own methods are measured, too: once, or as controls."""
         is_lossy = not all(recipes.describe(name)["exact"] for name in self.recipes)
         return self.is_baselines or (self.group.controls and is_lossy)
+
+    def count_requests(self, wanted: int) -> int:
+        """Requests of this measurement: `wanted`, or more for one of each kind."""
+        return wanted if self.is_category else max(wanted, self.group.kinds)
 
     @property
     def is_baselines(self) -> bool:

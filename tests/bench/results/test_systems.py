@@ -61,3 +61,10 @@ def test_rows_are_selected_by_section_system_and_recipe() -> None:
     for modality, only in ((["vlmm"], None), (None, ["hivs"])):
         with pytest.raises(ValueError, match="did you mean"):
             select(jobs, modality, only)
+
+
+def test_a_row_has_a_request_of_each_kind() -> None:
+    (job,) = select(plan(), None, ["vispec"])
+    assert [job.count_requests(one) for one in (1, 4, 8)] == [6, 6, 8]
+    (other,) = select(plan(), None, ["speca"])
+    assert other.count_requests(1) == 1
