@@ -92,8 +92,7 @@ def plan(model: Any, text: TextGenerator, arguments: Mapping[str, Any]) -> Plann
     name = type(model).__name__
     if model is not text.bound.model or model.config.is_encoder_decoder:
         raise ValueError(
-            f"{name} prepares requests in its own generate(), so they cannot run as one batch; "
-            "call fast.generate() for each"
+            f"{name} prepares each request in its own generate(), which an engine cannot call"
         )
     if getattr(model, "_hf_peft_config_loaded", False):
         raise ValueError(
