@@ -100,12 +100,14 @@ def command(checkout: Path, name: str, *more: str) -> dict[str, Any]:
     return document
 
 
+@pytest.mark.exhaustive
 def test_the_recipe_of_the_guide_is_shown(checkout: Path) -> None:
     shown = command(checkout, "show")
     assert shown["summary"].startswith("Repeat last: propose the last token again")
     assert shown["exact"]
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not zoo.is_present("llava"), reason="needs zoo:llava")
 def test_the_rule_of_the_guide_is_found_by_its_name(checkout: Path) -> None:
     model = ("--model", str(zoo.path("llava")), "--drafter", str(zoo.path("llava-drafter")))

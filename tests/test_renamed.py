@@ -42,6 +42,7 @@ def test_an_old_attribute_warns_and_leads_to_the_new_one(module: str, old: str, 
         assert getattr(found, old) is getattr(found, new)
 
 
+@pytest.mark.exhaustive
 def test_a_program_of_the_version_before_runs() -> None:
     code = (
         "from mmspec.laws.categorical import Categorical; from mmspec.laws.law import Law; "

@@ -142,6 +142,7 @@ def test_nothing_is_compiled_after_the_first_requests(
     assert differences == 0
 
 
+@pytest.mark.exhaustive
 @torch.no_grad()
 def test_a_graph_reads_no_value_from_the_device() -> None:
     """A length that depends on scores is found while it is traced, and refused."""

@@ -44,12 +44,12 @@ def accepted(name: str) -> set[str]:
     return found
 
 
+_MARKS: dict[str, Any] = {"mar": (), "llava": pytest.mark.exhaustive}
+
+
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(one, marks=() if one in ("llava", "mar") else pytest.mark.slow)
-        for one in TARGETS
-    ],
+    [pytest.param(one, marks=_MARKS.get(one, pytest.mark.slow)) for one in TARGETS],
 )
 def test_what_accelerate_accepts_is_offered(name: str) -> None:
     if not zoo.is_present(name):

@@ -13,6 +13,7 @@ def _images(count: int, shift: float, seed: int) -> np.ndarray:
     return np.clip(0.5 + shift + 0.1 * random.standard_normal((count, 4, 4, 3)), 0, 1)
 
 
+@pytest.mark.exhaustive
 def test_one_distribution_is_within_chance_and_another_is_not() -> None:
     """Of 40 pairs of equal sets at level 1 %, at most 3 raise an alarm but once in 1,500 runs."""
     same = [
