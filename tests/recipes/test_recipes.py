@@ -123,7 +123,7 @@ def test_a_recipe_runs(name: str, settings: dict[str, Any]) -> None:
         assert torch.equal(out.sequences, plain.sequences)
 
 
-# Their drafts depend on the row's noise, also greedily, or on what other rows said.
+# Their drafts depend on the row's noise, also greedily, or on other rows and earlier requests.
 MIXED = (
     "ensemble",
     "gsd",
@@ -136,7 +136,7 @@ MIXED = (
     "sjd2",
     "ssd",
 )
-SHARED = ("pool", "pool-lookup", "token-recycling", "ugsd", "vvs")
+SHARED = ("osd", "pool", "pool-lookup", "token-recycling", "ugsd", "vvs")
 AHEAD = ("pearl", "hippo", "parallelvlm")
 ONE_OF_EACH = (*AHEAD, "eagle-3", "std", "suffix")
 
