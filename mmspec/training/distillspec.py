@@ -12,7 +12,7 @@ where the paper mixes in fixed ones.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -35,7 +35,7 @@ def on_policy_loss(
     """
     reader = target.make_reader(head.language_model)
     prompt = draft_prompt(target, head, example.inputs, reader)
-    tokens = sample_response(reader, prompt, example.tokens.shape[1])
+    tokens = sample_response(reader, prompt, example.tokens.shape[1], tuple(target.visual_ids))
     own = head.logits(prompt, tokens, reader)
     wanted = score_response(target, example.inputs, tokens)
     width = min(own.shape[-1], wanted.shape[-1])
@@ -45,15 +45,24 @@ def on_policy_loss(
 
 @torch.no_grad()
 def sample_response(
-    reader: Reader, prompt: Mapping[str, Any], length: int
+    reader: Reader, prompt: Mapping[str, Any], length: int, never: Sequence[int] = ()
 ) -> Tensor:  # (B, length) int64
-    """Tokens drawn from a model after its prompt, at temperature 1."""
+    """Tokens drawn from a model after its prompt, at temperature 1.
+
+    `never` are ids that are not drawn, such as placeholders of images: the target has none there.
+    """
+
+    def draw(logits: Tensor) -> Tensor:
+        scores = logits.float().clone()
+        scores[:, list(never)] = -torch.inf
+        return torch.multinomial(scores.softmax(-1), 1)
+
     memory, logits, _ = reader.prefill(prompt, extra_slots=length)
-    tokens = [torch.multinomial(logits.float().softmax(-1), 1)]
+    tokens = [draw(logits)]
     while len(tokens) < length:
         logits, _ = reader.read(memory, build_block(tokens[-1].tolist(), None, memory.like))
         memory.advance([1] * memory.batch)
-        tokens.append(torch.multinomial(logits[:, -1].float().softmax(-1), 1))
+        tokens.append(draw(logits[:, -1]))
     return torch.cat(tokens, 1)
 
 
