@@ -33,7 +33,7 @@ from mmspec.draft import Round
 from mmspec.drafters.denoising.window import Window
 from mmspec.modalities.common.sheets import Panel, sheet
 from mmspec.modalities.diffusion.image_distance import compare_images
-from mmspec.palette import SERIES
+from mmspec.tracing.palette import SERIES
 
 console = Console(highlight=False)
 RECIPES = (

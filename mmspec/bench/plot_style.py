@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from mmspec.palette import SERIES
+from mmspec.tracing.palette import SERIES
 
 MARKS = "osD^vP*X"  # with the colours, so that lines are told apart in grey too
 SETTINGS: dict[str, Any] = {

@@ -13,7 +13,7 @@ from mmspec.bench.studies.compressors import Catalogue
 from mmspec.bench.studies.frontier import PLAIN as FEWER
 from mmspec.bench.studies.frontier import Frontier
 from mmspec.bench.studies.sweep import Sweep
-from mmspec.palette import BLUE, GREY, VERMILION
+from mmspec.tracing.palette import BLUE, GREY, VERMILION
 
 NUMBER: dict[str, Any] = {"fontsize": 7, "xytext": (3, 3), "textcoords": "offset points"}
 ROW_INCHES = 0.17  # of a ranking

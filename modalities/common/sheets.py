@@ -12,7 +12,7 @@ from typing import Any
 from PIL import Image, ImageDraw
 
 from mmspec.modalities.common.formatting import check_prompts
-from mmspec.palette import LEAST_WIDTH
+from mmspec.tracing.palette import LEAST_WIDTH
 
 SIDE, MARGIN, LINE = 144, 8, 13  # pixels
 LETTERS = 24  # per line of a column title

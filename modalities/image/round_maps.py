@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from PIL import Image, ImageDraw
 
-from mmspec.palette import LEAST_WIDTH
+from mmspec.tracing.palette import LEAST_WIDTH
 
 CELL, EDGE, BAR, LINE = 36, 8, 10, 12  # pixels
 RAMP = ((68, 1, 84), (59, 82, 139), (33, 145, 140), (94, 201, 98), (253, 231, 37))  # dark = early

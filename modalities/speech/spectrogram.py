@@ -9,7 +9,7 @@ from PIL import Image, ImageDraw
 from torch import Tensor
 
 from mmspec._renamed import rename_attributes
-from mmspec.palette import GREEN, GREY, ORANGE, PINK, SKY, YELLOW, to_rgb
+from mmspec.tracing.palette import GREEN, GREY, ORANGE, PINK, SKY, YELLOW, to_rgb
 
 HEIGHT, STRIP, EDGE = 192, 14, 8  # pixels: spectrogram, strip of rounds below it, margin
 LINE = 14  # pixels of a line of text

@@ -11,7 +11,7 @@ from PIL import Image, ImageDraw
 from mmspec.modalities.common.sheets import Panel, sheet
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.step_stats import DRAFTED, HELD, TARGET, UNVERIFIED
-from mmspec.palette import BLUE, GREY, LEAST_WIDTH, VERMILION, YELLOW
+from mmspec.tracing.palette import BLUE, GREY, LEAST_WIDTH, VERMILION, YELLOW
 
 CELL, MARGIN, LINE, LABEL = 10, 8, 14, 48  # pixels
 TICK_MS = 20  # of an animation: its resolution, the shortest time that browsers show a frame

@@ -11,7 +11,7 @@ import pytest
 pytest.importorskip("matplotlib", reason="mmspec[plots] is not installed")
 from mmspec.bench import plots
 from mmspec.bench.plot_style import open_style, pick_style
-from mmspec.palette import BLUE, SERIES, VERMILION
+from mmspec.tracing.palette import BLUE, SERIES, VERMILION
 
 ROWS = [
     ("eagle-3", 2.9, 2.8, 3.1, 10.0, "exact"),

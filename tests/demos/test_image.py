@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from mmspec.modalities.common.sheets import MARGIN, SIDE
-from mmspec.palette import LEAST_WIDTH
+from mmspec.tracing.palette import LEAST_WIDTH
 from tests.toys import processors
 
 DEMO = Path(__file__).parents[2] / "demos" / "image.py"

@@ -11,7 +11,7 @@ from pathlib import Path
 from PIL import Image, ImageDraw
 
 from mmspec.bench.studies.compressors import CompressionTrace
-from mmspec.palette import LEAST_WIDTH, SKY, YELLOW, to_rgb
+from mmspec.tracing.palette import LEAST_WIDTH, SKY, YELLOW, to_rgb
 
 CELL, GAP, LABEL, LINE = 6, 4, 150, 13  # pixels
 DROPPED, KEPT, MERGED = (40, 44, 52), to_rgb(SKY), to_rgb(YELLOW)

@@ -13,7 +13,7 @@ import pytest
 from mmspec.bench.plots import plot_section
 from mmspec.bench.results.lines import Line
 from mmspec.bench.results.page import Page, Section, count_repeated, find_moves, read_page
-from mmspec.palette import BLUE, GREY
+from mmspec.tracing.palette import BLUE, GREY
 
 FIGURES: dict[str, Any] = {
     **{"is_system": True, "promise": "exact", "drafter": "zoo:head", "trained": "here: 9 min"},

@@ -1,4 +1,4 @@
-"""Colours of plots stay apart for people with any colour vision."""
+"""Colours of plots can be distinguished with any colour vision."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from mmspec import palette
+from mmspec.tracing import palette
 
 # linear RGB as seen without one kind of cones (Machado, Oliveira and Fernandes 2009, severity 1)
 VISION = {
@@ -49,7 +49,7 @@ def distance(one: tuple[int, int, int], other: tuple[int, int, int], vision: str
 
 
 @pytest.mark.parametrize("vision", VISION)
-def test_series_are_told_apart_by_everyone(vision: str) -> None:
+def test_series_can_be_distinguished_with_any_colour_vision(vision: str) -> None:
     for one, other in combinations(map(palette.to_rgb, palette.SERIES), 2):
         assert distance(one, other, vision) > APART, (one, other)
 

@@ -1,4 +1,4 @@
-"""Colours of plots and images, told apart with any colour vision (Okabe and Ito, 2008)."""
+"""Colours of plots and images, distinguishable with any colour vision (Okabe and Ito 2008)."""
 
 from __future__ import annotations
 
