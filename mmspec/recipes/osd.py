@@ -4,7 +4,7 @@ Liu et al. 2024, "Online speculative decoding". Where the target refuses a token
 kept; when a request ends, one step of distillation, KL(p || q), is made on these tokens every
 `every` requests, at the learning rate `rate`. The weights are frozen within a request. Exact: the
 draft model changes, the target's output does not. The draft model that was given is trained in
-place; `save_pretrained` writes it as it is then, and a saved folder goes on from there, with a new
+place; `save_pretrained` writes it as it is then, and a saved folder resumes from there, with a new
 optimiser. Reconstructed: one step per update; verified with coupled noise.
 """
 

@@ -23,8 +23,8 @@ from mmspec.targets.tokens.context import Context, append_tokens
 
 
 @dataclass
-class Lesson:
-    """What a finished request teaches: its tokens, and the target's distributions where it refused.
+class RefusedTokens:
+    """The tokens of a finished request, and the target's distributions where it refused a draft.
 
     Tokens are padded on the right.
     """
@@ -55,27 +55,27 @@ class OnlineLearner:
             )
         self.reader, self.every = reader, every
         self.optimizer = torch.optim.AdamW(reader.model.parameters(), lr=rate, weight_decay=0.0)
-        self.lessons: list[Lesson] = []
+        self.examples: list[RefusedTokens] = []
         self.num_updates, self.last_loss = 0, 0.0
         self.running = WeakSet[Any]()  # states of requests; one that was given up is collected
         self._lock = Lock()
 
     def start(self, state: Any) -> None:
-        """Note a request that runs; before it, learn what is waiting if no other one does."""
+        """Note a request that runs; if it is the only one, train on waiting examples before it."""
         with self._lock:
             self._update_if_idle()
             self.running.add(state)
 
-    def finish(self, state: Any, lesson: Lesson | None) -> None:
-        """Note the end of a request; at most `every` lessons wait."""
+    def finish(self, state: Any, example: RefusedTokens | None) -> None:
+        """Note the end of a request; at most `every` examples wait."""
         with self._lock:
             self.running.discard(state)
-            if lesson is not None:
-                self.lessons = [*self.lessons, lesson][-self.every :]
+            if example is not None:
+                self.examples = [*self.examples, example][-self.every :]
             self._update_if_idle()
 
     def _update_if_idle(self) -> None:
-        if not self.running and len(self.lessons) >= self.every:
+        if not self.running and len(self.examples) >= self.every:
             self._update()
 
     def _update(self) -> None:
@@ -83,7 +83,7 @@ class OnlineLearner:
         frozen = [weight for weight in wanted if not weight.requires_grad]
         with torch.inference_mode(False), torch.enable_grad():
             model.requires_grad_(True)
-            losses = [online_loss(self.reader, lesson) for lesson in self.lessons]
+            losses = [online_loss(self.reader, example) for example in self.examples]
             loss = torch.stack(losses).mean()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(wanted, 1.0)
@@ -91,17 +91,17 @@ class OnlineLearner:
             self.optimizer.zero_grad(set_to_none=True)
         for weight in frozen:
             weight.requires_grad_(False)
-        self.lessons, self.last_loss = [], float(loss)
+        self.examples, self.last_loss = [], float(loss)
         self.num_updates += 1
 
 
-def online_loss(reader: Reader, lesson: Lesson) -> Tensor:  # ()
+def online_loss(reader: Reader, example: RefusedTokens) -> Tensor:  # ()
     """-sum p log q, the mean over refused tokens: KL(p || q) up to a constant."""
-    inputs = append_tokens(reader, lesson.inputs, lesson.tokens)
+    inputs = append_tokens(reader, example.inputs, example.tokens)
     out = reader.model(**inputs, use_cache=False, return_dict=True).logits
-    logits = reader.divide_logits(out[:, -lesson.tokens.shape[1] - 1 : -1])
-    own = logits[lesson.rows, lesson.steps].float().log_softmax(-1)
-    target = lesson.target[:, : own.shape[-1]].float()
+    logits = reader.divide_logits(out[:, -example.tokens.shape[1] - 1 : -1])
+    own = logits[example.rows, example.steps].float().log_softmax(-1)
+    target = example.target[:, : own.shape[-1]].float()
     loss: Tensor = -(target * own.clamp_min(-100.0)).sum(-1).mean()
     return loss
 
@@ -119,7 +119,7 @@ class OnlineDrafter(Drafter):
 
     Online speculative decoding. Exact: what it learns changes the proposals of later requests, and
     every draft records the distribution that it was drawn from. A request that is not decoded to
-    its end teaches nothing.
+    its end is not trained on.
     """
 
     drafter: Autoregressive
@@ -158,10 +158,10 @@ class OnlineDrafter(Drafter):
             state.refused += _refused_tokens(context, draft, scores, round_)
         if all(round_.finished) and not state.is_over:
             state.is_over = True
-            self.learner.finish(state, self._lesson(context, state))
+            self.learner.finish(state, self._make_example(context, state))
         return state
 
-    def _lesson(self, context: Context, state: _OnlineState) -> Lesson | None:
+    def _make_example(self, context: Context, state: _OnlineState) -> RefusedTokens | None:
         if not state.refused:
             return None
         model: Any = self.drafter.model
@@ -173,7 +173,7 @@ class OnlineDrafter(Drafter):
         rows, steps, target = zip(*state.refused, strict=True)
         place: Any = {"device": reader.device}
         distributions = torch.stack(target).to(reader.device)
-        return Lesson(
+        return RefusedTokens(
             inputs,
             torch.tensor(tokens, **place),
             torch.tensor(rows, **place),

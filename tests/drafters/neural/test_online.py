@@ -51,7 +51,7 @@ def test_the_output_stays_and_calls_become_fewer(family: str, settings: dict[str
     assert calls[-1] < calls[0] or "seed" in settings  # few of them are sampled otherwise
     learner = fast.session.bound.drafter.learner
     assert 0 < learner.num_updates <= TURNS
-    assert not learner.lessons
+    assert not learner.examples
 
 
 def test_what_is_learned_at_other_places_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -59,9 +59,9 @@ def test_what_is_learned_at_other_places_does_not_help(monkeypatch: pytest.Monke
     right = serve("llama", do_sample=False)[0]
     loss = online.online_loss
 
-    def shifted(reader: Any, lesson: Any) -> Tensor:
-        steps = (lesson.steps + 1).clamp_max(lesson.tokens.shape[1] - 1)
-        return loss(reader, replace(lesson, steps=steps))
+    def shifted(reader: Any, example: Any) -> Tensor:
+        steps = (example.steps + 1).clamp_max(example.tokens.shape[1] - 1)
+        return loss(reader, replace(example, steps=steps))
 
     monkeypatch.setattr(online, "online_loss", shifted)
     assert serve("llama", do_sample=False)[0][-1] > right[-1]
