@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from mmspec import _renamed
 from tools import notebooks
 
 FILES = notebooks.list_notebooks()
@@ -34,6 +35,12 @@ def test_outputs_are_whole_and_small_and_name_no_machine(file: Path) -> None:
     shown = [one.get("text") or one["data"].get("text/plain", "") for one in outputs]
     source = [line for cell in cells for line in cell["source"]]
     assert not PLACE.search("".join(map("".join, [*shown, source])))
+
+
+def test_no_notebook_imports_a_module_by_its_old_name() -> None:
+    old = re.compile("|".join(rf"{re.escape(name)}\b" for name in _renamed.MODULES))
+    assert old.search("from mmspec.modalities.speech.sound import read")
+    assert not [one.name for one in FILES if old.search(one.read_text(encoding="utf-8"))]
 
 
 def test_what_differs_between_machines_is_dropped() -> None:
