@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mmspec import _hf
 from mmspec.distributions.noise import Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.errors import check_number
@@ -133,10 +134,10 @@ def _continue_from(
     refusal: Refusal,
     settings: Mapping[str, Any],
 ) -> list[int]:
-    """The answer with a refused token put back."""
+    """The answer with a refused token put back; an end-of-sequence token ends it."""
     before = [*answer[: refusal.place], refusal.token]
     left = settings["max_new_tokens"] - len(before)
-    if left < 1:
+    if left < 1 or refusal.token in _hf.eos_ids(fast.model.generation_config):
         return before
     reader = fast.session.bound.backbone
     ids = torch.tensor([before], device=reader.device)

@@ -68,3 +68,17 @@ def test_refusals_are_put_back_and_compared(monkeypatch: pytest.MonkeyPatch) -> 
     assert wanted in seen
     with pytest.raises(ValueError, match=r"all .* refused tokens are harmless"):
         train_judge(bind, [request], lambda new, old: True, ROOM)
+
+
+def test_a_refused_end_of_sequence_ends_the_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A judge that accepts it ends the answer there, so that is the answer to compare."""
+    request, recorder = toys.inputs("llama", seed=1), RefusalRecorder()
+    fast = bind(recorder)
+    out = fast.generate(**request, max_new_tokens=ROOM)
+    answer = out.sequences[0, request["input_ids"].shape[1] :].tolist()
+    one = recorder.found[0]
+    assert one.place < ROOM - 1
+    monkeypatch.setattr(fast.model.generation_config, "eos_token_id", [one.token])
+    settings = {"do_sample": False, "max_new_tokens": ROOM}
+    found = judges._continue_from(fast, request, answer, one, settings)
+    assert found == [*answer[: one.place], one.token]
