@@ -8,7 +8,7 @@ from typing import Any, cast
 from weakref import WeakSet
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec._attributes import delegate_to
 from mmspec.distributions.categorical import Categorical
@@ -201,7 +201,11 @@ def _refused_tokens(
 
 
 def online_model(kit: Kit) -> Drafter:
-    """A small model that learns. Raises ValueError for a head, whose inputs are not kept."""
+    """A small model that learns.
+
+    Raises ValueError for a head, whose inputs are not kept, and for a draft model that shares
+    weights with the target.
+    """
     if not isinstance(kit.drafter, Reader):
         raise ValueError(
             "osd trains a whole draft model, and a head reads states of the target that are not "
@@ -209,4 +213,21 @@ def online_model(kit: Kit) -> Drafter:
         )
     drafter = build_autoregressive(kit, SmallModel(kit.drafter, build_draft_inputs(kit)))
     learner = OnlineLearner(kit.drafter, kit.options["every"], kit.options["rate"])
+    shared = find_shared_weights(kit.drafter.model, kit.target.model)
+    if shared:
+        raise ValueError(
+            f"osd trains the draft model in place, and would change the target, which shares "
+            f"{len(shared)} of its weights, such as {shared[0]}; give drafter= a model of its own, "
+            "such as copy.deepcopy(drafter)"
+        )
     return OnlineDrafter(drafter, learner)
+
+
+def find_shared_weights(model: nn.Module, other: nn.Module) -> list[str]:
+    """Names of the weights of `model` whose memory is that of weights of `other`."""
+    memory = {weight.untyped_storage().data_ptr() for weight in other.parameters()} - {0}
+    return [
+        name
+        for name, weight in model.named_parameters()
+        if weight.untyped_storage().data_ptr() in memory
+    ]

@@ -104,3 +104,13 @@ def test_half_precision_is_refused() -> None:
         mmspec.accelerate(
             toys.model("llama"), "osd", drafter=toys.model("llama").to(torch.bfloat16)
         )
+
+
+@pytest.mark.parametrize("shares_all", [True, False])
+def test_weights_of_the_target_are_not_trained(shares_all: bool) -> None:
+    model = toys.model("llama")
+    drafter = model if shares_all else noisy("llama", scale=0.3)
+    if not shares_all:
+        drafter.set_input_embeddings(model.get_input_embeddings())
+    with pytest.raises(ValueError, match=r"would change the target, .* such as .*embed_tokens"):
+        mmspec.accelerate(model, "osd", drafter=drafter)
