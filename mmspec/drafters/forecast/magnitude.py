@@ -25,7 +25,7 @@ from torch import nn
 
 from mmspec.drafters.forecast.attached import AttachedNetworks
 from mmspec.drafters.forecast.cached import SamplerCall, attach_cache, check_blocks, hook_of
-from mmspec.errors import check_number
+from mmspec.errors import check_number, format_value
 from mmspec.recipe import Kit
 
 log = logging.getLogger("mmspec")
@@ -144,6 +144,11 @@ def magnitude_cache(kit: Kit) -> MagnitudeCache:
     lists = given if isinstance(given, list | tuple) else [given]
     nested = [list(one) if isinstance(one, list | tuple) else one for one in lists]
     nested = nested if nested and isinstance(nested[0], list) else [nested]
-    for ratio in (value for one in nested for value in (one or [None])):
+    if not all(nested):
+        raise ValueError(
+            f"ratios={format_value(given)} has an empty list; give one ratio for each step, or "
+            "drop ratios= to measure them"
+        )
+    for ratio in (value for one in nested for value in one):
         check_number("ratios", ratio, 0, example=1.0)
     return MagnitudeCache(ratios=nested)

@@ -176,13 +176,15 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(ValueError, match=r"has no text stream, which diffusers' SeaCache requires"):
         draw(pipe, calling=_accelerate(pipe, "sea-cache", {}))
     options: tuple[dict[str, Any], ...] = (
-        {"ratios": []},
+        {"ratios": [[1.0], ["a"]]},
         {"ratios": ["a"]},
         {"ratios": "flux"},
     )
     for option in options:
         with pytest.raises(ValueError, match="ratios="):
             _accelerate(pipe, "mag-cache", option)
+    with pytest.raises(ValueError, match=r"ratios=\[\] has an empty list"):
+        _accelerate(pipe, "mag-cache", {"ratios": []})
     with pytest.raises(ValueError, match=r"lists for 2 networks, but this pipeline has 1"):
         draw(pipe, calling=_accelerate(pipe, "mag-cache", {"ratios": [[1.0], [1.0]]}))
     with pytest.raises(ValueError, match=r"begin=100 must be above end=800"):
