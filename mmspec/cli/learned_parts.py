@@ -27,14 +27,11 @@ def stop(
     steps: int,
 ) -> None:
     """Train a stop head and save it."""
-    check_writable("--out", out, (".safetensors",))
-    loaded = load(options, select(options))
-    recipe = recipes.get(loaded.selection.recipe)
+    loaded = _load(options, out)
 
     def bind(shape: Shape) -> Any:
         return loaded.accelerate(loaded.selection.recipe, tree=shape)
 
-    _check_chains(recipe)
     requests = _requests(loaded, prompt, prompts, options.seed)
     found = train_stop(bind, requests, length, steps, seed=options.seed)
     found.head.save(out)
@@ -66,13 +63,11 @@ def judge(
     steps: int,
 ) -> None:
     """Train a judge and save it."""
-    check_writable("--out", out, (".safetensors",))
-    loaded = load(options, select(options))
+    loaded = _load(options, out)
 
     def bind(verifier: Any) -> Any:
         return loaded.accelerate(loaded.selection.recipe, verifier=verifier)
 
-    _check_chains(recipes.get(loaded.selection.recipe))
     requests = _requests(loaded, prompt, prompts, options.seed)
     found = train_judge(bind, requests, same_end(tail), max_new_tokens, steps)
     found.head.save(out)
@@ -98,13 +93,17 @@ def judge(
     )
 
 
-def _check_chains(recipe: Any) -> None:
-    """Raises ValueError for a recipe that drafts no chain of a draft model."""
+def _load(options: ModelOptions, out: Path) -> LoadedModels:
+    """Load the models. Raises ValueError for a recipe that drafts no chain of a draft model."""
+    check_writable("--out", out, (".safetensors",))
+    loaded = load(options, select(options))
+    recipe = recipes.get(loaded.selection.recipe)
     if not recipe.takes_drafter or recipe.execution.walk != LINEAR:
         raise ValueError(
-            f"recipe {recipe.name!r} has no draft model whose tokens could be judged; give "
-            f"--recipe {RECIPE}"
+            f"recipe {recipe.name!r} drafts no chains with a draft model, so it has no tokens to "
+            f"train on; give --recipe {RECIPE}"
         )
+    return loaded
 
 
 def _requests(

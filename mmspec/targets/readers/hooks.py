@@ -143,7 +143,8 @@ def check_states(backbone: Reader) -> None:
     if isinstance(backbone, EncoderDecoder):
         raise ValueError(
             f"{type(backbone.model).__name__} hides the states of its decoder behind an "
-            "encoder, and a feature head needs them; use a draft model"
+            "encoder, and a feature head or a judge needs them; use a draft model, and a recipe "
+            "such as speculative-sampling"
         )
 
 
