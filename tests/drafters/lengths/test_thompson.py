@@ -22,10 +22,19 @@ def test_lengths_follow_acceptance() -> None:
     assert set(good[-10:]) == {6}
     assert set(bad[-10:]) == {1}
     assert budgets(1, 2) == budgets(1, 2)  # the same request drafts the same
-    assert len({*budgets(1, 2)}) > 1
+    assert {*budgets(1, 2)} > {1, 2, 3}  # a sample for every token: neither none nor all
 
 
 def test_it_is_known_by_name_and_never_drafts_too_much() -> None:
     length = parse("thompson")
     assert length == Thompson()
     assert length.budget(length.begin(), context([1], room=1)) == 0
+
+
+def test_the_posterior_counts_tested_tokens() -> None:
+    """2 of 4 accepted: the third was refused, the fourth not tested."""
+    length = Thompson()
+    state = length.observe(length.begin(), turn((2, 3), 4))
+    assert (state.accepted, state.refused) == (1 + 2 + 3, 1 + 1 + 1)
+    state = length.observe(state, turn((4,), 4))
+    assert (state.accepted, state.refused) == (10, 3)  # nothing was refused

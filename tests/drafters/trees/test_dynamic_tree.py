@@ -94,3 +94,14 @@ def test_a_front_without_mass_ends_the_tree() -> None:
         assert text == greedy(model, inputs(), 12)
         depths[limit] = max(draft.max_depth or 0 for draft, _ in Watched.drafts)
     assert depths == {0.5: 2, -math.inf: 5}
+
+
+def test_the_mass_is_that_of_all_paths_of_the_largest_row() -> None:
+    """Wrong: the best path alone, the smallest row, or every level."""
+    many, few = [0.2, 0.2], [0.3, 0.05]  # log mass -0.9 and -1.05
+    stop = BeamMass(limit=-1.0, first=3, every=2)
+    for levels, rows, wanted in (
+        *((3, [many], False), (3, [few], True), (3, [few, many], False), (3, [few, few], True)),
+        *((2, [few], False), (4, [few], False), (5, [few], True)),
+    ):
+        assert stop.ends_at(levels, torch.tensor(rows).log()) is wanted
