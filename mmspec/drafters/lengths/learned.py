@@ -74,7 +74,10 @@ class Progress:
 
 @dataclass(frozen=True)
 class LearnedStop(Length):
-    """Stops where a `StopHead` predicts a rejection; the subclasses say by which criterion."""
+    """Stops where a `StopHead` predicts a rejection; subclasses define the criterion.
+
+    `head` may be a file. Raises ValueError for anything else.
+    """
 
     head: StopHead | str | Path
     threshold: float = 0.5
@@ -85,6 +88,8 @@ class LearnedStop(Length):
         check_number("threshold", self.threshold, 0, 1, example=0.5)
         if isinstance(self.head, str | Path):
             object.__setattr__(self, "head", StopHead.load(self.head))
+        elif not isinstance(self.head, StopHead):
+            raise ValueError(f"head is {self.head!r}; give a StopHead, or the file of one")
 
     def begin(self) -> Progress:
         return Progress()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
 import torch
 
 from mmspec.distributions.categorical import Categorical
@@ -42,3 +43,8 @@ def test_a_draft_ends_where_a_refusal_is_likely() -> None:
             assert length.budget(state, now) == length.max_length
             masks = [length.draft_mask(state, distribution).tolist() for _ in range(4)]
             assert masks == [[one, one] for one in wanted]
+
+
+def test_what_is_no_head_is_refused() -> None:
+    with pytest.raises(ValueError, match="head is 3; give a StopHead"):
+        SpecDecPP(3)  # type: ignore[arg-type]
