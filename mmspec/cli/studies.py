@@ -59,21 +59,10 @@ def sweep(
     known = [name for name in names if name in SWEPT]
     loaded = load(options, select(replace(options, recipe=known or names)))
     work = workload(loaded, prompt, prompts, batch, options.seed)
-    if work.fewer_steps:
-        with show_progress(options.json) as report:
-            points = frontier_study.measure_frontier(
-                names,
-                loaded.accelerate,
-                work,
-                model=loaded.selection.model,
-                repeats=repeats,
-                seed=options.seed,
-                progress=report,
-            )
-        _write(options, points, _print_frontier, out, plot, plot_frontier)
-        return
+    study: Callable[..., Any]
+    study = frontier_study.measure_frontier if work.fewer_steps else sweep_study.sweep
     with show_progress(options.json) as report:
-        found = sweep_study.sweep(
+        found = study(
             names,
             loaded.accelerate,
             work,
@@ -82,13 +71,17 @@ def sweep(
             seed=options.seed,
             progress=report,
         )
-    _write(options, found, _print_sweep, out, plot, plot_relaxations)
+    if work.fewer_steps:
+        _write(options, found, _print_frontier, out, plot, plot_frontier)
+    else:
+        _write(options, found, _print_sweep, out, plot, plot_relaxations)
 
 
 def _list_relaxed(options: ModelOptions) -> list[str]:
-    """All recipes with a parameter to vary that decode what the model does."""
+    """All recipes with a parameter to vary that decode what the model does, and fit it."""
     owner = select(replace(options, recipe=None)).owner
-    found = [name for name in SWEPT if recipes.describe(name)["decodes"] == owner.decodes]
+    decoding = [name for name in SWEPT if recipes.describe(name)["decodes"] == owner.decodes]
+    found = [name for name in decoding if recipes.find_misfit(name, owner) is None]
     if not found:
         raise ValueError(
             f"no relaxed recipe with a parameter decodes {owner.decodes}; those that are known: "

@@ -72,10 +72,12 @@ def test_points_are_written_and_drawn(tmp_path: Path) -> None:
     assert (tmp_path / "again.svg").read_text() == drawn
 
 
-def test_the_recipes_of_a_model_are_those_that_decode_what_it_does() -> None:
+def test_the_recipes_of_a_model_are_those_that_decode_what_it_does_and_fit() -> None:
     policy, image = (ModelOptions(model=f"zoo:{one}", command="bench") for one in ("vla", "image"))
     assert _list_relaxed(policy) == ["hold-last-tolerance", "spec-vla", "oft-draft-tolerance"]
-    assert _list_relaxed(image)[-1] == "lenience"
+    assert {"gsd", "lantern", "lenience"} <= {*_list_relaxed(image)}
+    text = ModelOptions(model="zoo:llava", command="bench")
+    assert _list_relaxed(text) == ["cool-sd", "lenience"]  # no recipe of image tokens
     diffusion = ModelOptions(model="zoo:diffusion", command="bench")
     assert _list_relaxed(diffusion) == list(LATENT_RECIPES)
     with pytest.raises(ValueError, match="no relaxed recipe with a parameter decodes patches"):
