@@ -9,7 +9,7 @@ from typing import Any
 
 from mmspec.bench.compare import PLAIN, Comparison
 from mmspec.bench.reporting import PointTable
-from mmspec.bench.row import Row
+from mmspec.bench.row import BASELINE_TITLES, Row
 
 TITLES = {
     "recipe": "recipe",
@@ -110,7 +110,8 @@ class Ranking(PointTable):
         lines += [f"![speed-up and acceptance length of each recipe]({plot})", ""] if plot else []
         lines += [f"| | {' | '.join(TITLES.values())} |", f"|{'---|' * (1 + len(TITLES))}"]
         for place, point in enumerate(self.points, 1):
-            cells = [str(place), *map(_format_cell, point.flat().values())]
+            name = BASELINE_TITLES.get(point.row.recipe, point.row.recipe)
+            cells = [str(place), *map(_format_cell, {**point.flat(), "recipe": name}.values())]
             lines.append(f"| {' | '.join(cells)} |")
         reasons: dict[str, list[str]] = {}
         for name, why in self.left_out.items():

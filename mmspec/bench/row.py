@@ -14,6 +14,17 @@ from mmspec.bench.timing import Ratio, Timings
 from mmspec.modality import Quality, RunResult, RunResults, Workload
 from mmspec.stats import Stats
 
+BASELINE_TITLES = {  # of baselines, in tables for readers; data keep the names
+    "generate": "transformers: generate()",
+    "generate, compiled": "transformers: generate(), compiled",
+    "assisted_as_shipped": "transformers: assisted generation, as shipped",
+    "assisted": "transformers: assisted generation, tuned",
+    "prompt_lookup": "transformers: prompt lookup",
+    "pipeline": "diffusers: pipeline",
+    "hold_last": "hold-last, baseline",
+    "hold_last_tolerance": "hold-last-tolerance, baseline",
+}
+
 
 @dataclass(frozen=True)
 class Row(Report):

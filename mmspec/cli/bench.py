@@ -12,7 +12,7 @@ from mmspec.accelerated import Accelerated
 from mmspec.bench.compare import Comparison
 from mmspec.bench.plots import plot_ranking
 from mmspec.bench.ranking import Ranking
-from mmspec.bench.row import Row
+from mmspec.bench.row import BASELINE_TITLES, Row
 from mmspec.cli.models import (
     ALL,
     LoadedModels,
@@ -187,7 +187,11 @@ def show(found: Comparison, left_out: dict[str, str]) -> None:
     missing = {row.recipe: row.skipped for row in lines if row.skipped is not None} | left_out
     if missing:
         console().print()
-        print_table(list(missing.items()), "left out", "why")
+        print_table(
+            [(BASELINE_TITLES.get(name, name), why) for name, why in missing.items()],
+            "left out",
+            "why",
+        )
     console().print()
     settings = ", ".join(f"{name} {format_value(value)}" for name, value in found.settings.items())
     where = ", ".join(f"{key} {value}" for key, value in found.environment.items())
@@ -215,7 +219,7 @@ def _cells(row: Row) -> dict[str, Any]:
     """Titles and values of a line; None = no value."""
     shares = (row.prefill_share, row.draft_share, row.verify_share, row.host_share)
     return {
-        "recipe": row.recipe,
+        "recipe": BASELINE_TITLES.get(row.recipe, row.recipe),
         "output": None if row.exact is None else "exact" if row.exact else "lossy",
         "drafter": row.drafter,
         "target calls": row.calls,

@@ -39,6 +39,7 @@ def run(
     work: Path,
     out: Path,
     compare: Path | None,
+    note: str,
     dry_run: bool,
     json: bool,
 ) -> None:
@@ -58,7 +59,8 @@ def run(
     measure_all(wanted, store, effort, json)
     lines = [line for job in jobs for line in _lines(job, store, effort)]
     table = _categories(jobs, lines, store, effort, json, only is None and VLM in _groups(wanted))
-    page = Page(_sections(jobs, lines, store, effort), _command(effort, vlm_model, out), table)
+    sections = _sections(jobs, lines, store, effort)
+    page = Page(sections, _command(effort, vlm_model, out), table, note)
     page.write(out, before, _plot(page, out))
     _report(page, before, out, json)
 

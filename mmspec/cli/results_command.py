@@ -37,6 +37,9 @@ def results(
     compare: Annotated[
         Path | None, typer.Option(help="The .json of another run: what moved since.")
     ] = None,
+    note: Annotated[
+        str, typer.Option(help="A sentence for the page, such as what else the machine did.")
+    ] = "",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="List the rows and their settings only.")
     ] = False,
@@ -47,5 +50,5 @@ def results(
     An interrupted run goes on where it was when the command is given again.
     """
     effort = {"prompts": prompts, "repeats": repeats, "threads": threads, "seed": seed}
-    given = (modality, only, vlm_model, effort, work, out, compare, dry_run, json)
+    given = (modality, only, vlm_model, effort, work, out, compare, note, dry_run, json)
     run_function("mmspec.cli.results:run", *given)

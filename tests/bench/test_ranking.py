@@ -33,6 +33,7 @@ def test_csv_has_a_line_per_recipe(tmp_path: Path) -> None:
         lines = list(csv.DictReader(file))
     assert set(lines[0]) == set(TITLES)
     assert [line["recipe"] for line in lines] == ["recipe-1", "generate", "recipe-0"]
+    assert "| 2 | transformers: generate() | 1.50" in Ranking.of(compared(1.0, 2.0), {}).markdown()
 
 
 @pytest.mark.parametrize("folder", ["", "elsewhere"])

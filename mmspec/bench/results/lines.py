@@ -11,7 +11,7 @@ from mmspec import recipes, zoo
 from mmspec.bench.ranking import RankedRecipe
 from mmspec.bench.results.records import Record
 from mmspec.bench.results.systems import SOURCE, Group, Job, System
-from mmspec.bench.row import Row
+from mmspec.bench.row import BASELINE_TITLES, Row
 from mmspec.recipe import STATES
 from mmspec.registry import ZOO
 
@@ -81,7 +81,9 @@ def _baselines(job: Job, record: Record) -> list[Line]:
     rows = [row for row in (*record.baselines, *record.rows) if row.skipped is None]
     made = [_line(job, row, record) for row in rows]
     for name, why in record.left_out.items():
-        made.append(Line(job.group.name, name, job.model, note=_shorten(why)))
+        made.append(
+            Line(job.group.name, BASELINE_TITLES.get(name, name), job.model, note=_shorten(why))
+        )
     if job.model == job.group.model:
         return made
     return [replace(one, name=f"{one.name}, {job.model}") for one in made]
@@ -128,6 +130,7 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
     if recipe.startswith("assisted"):  # the library's, with the first draft model of the job
         drafter = next(filter(None, drafters.values()), None)
     name = job.name if job.system is not None and is_ours else recipe
+    title = ", ".join(filter(None, (name, variant)))
     own = None if job.system is None or prefix else job.system
     speed, fewer, better = timed["speed"], row.fewer_calls, row.extras.get("beaten by")
     reported: dict[str, Any] = {} if own is None else _reported(own)
@@ -135,7 +138,7 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
         reported["differs"] = explain(own, speed, fewer, drafter is not None)
     return Line(
         section=job.group.name,
-        name=prefix + ", ".join(filter(None, (name, variant))),
+        name=prefix + (title if prefix else BASELINE_TITLES.get(title, title)),
         model=job.model,
         recipe=recipe if is_ours else None,
         is_system=own is not None and not variant,

@@ -24,6 +24,10 @@ for the baselines (in italics). These models are tiny and know one procedural wo
 ([bundled models](reference/bundled-models.md)), so the figures compare the methods on them, and do
 not predict a large model: measure your own pair ([benchmarks](reference/benchmarks.md)).
 
+Baselines that begin with *transformers* or *diffusers* are the methods of those libraries; *plain*
+is decoding without drafts here, *SYSTEM: plain* and *SYSTEM: pipeline* the same in as many calls as
+that lossy system makes, and the other baselines are [recipes](recipes.md).
+
 *Speed* is end to end over the library's own call (`generate()`, the pipeline), or over plain
 decoding where there is none, in the same minutes: the median of the repeats with the least and the
 most. Rows whose spreads overlap share ranks. *Fewer calls* are target calls of plain decoding over
@@ -62,6 +66,7 @@ class Page:
     sections: tuple[Section, ...]
     command: str
     categories: CategoryTable | None = None
+    note: str = ""  # what the reader must know of the measurement
 
     @property
     def lines(self) -> list[Line]:
@@ -80,6 +85,7 @@ class Page:
         text = ["# Results", "", ABOUT]
         text += [f"- *{word}*: {why}" for word, why in DIFFERS.items()]
         text += ["", "Made by", "", "```bash", self.command, "```", ""]
+        text += [self.note, ""] if self.note else []
         for section in self.sections:
             text += [*_section(section, plots.get(section.name)), ""]
         if self.categories is not None:

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from mmspec.bench.results.lines import Line, describe_training, explain, lines_of, rank, unbuilt
 from mmspec.bench.results.records import Record
 from mmspec.bench.results.systems import System, plan, read_systems, select
 from mmspec.bench.row import Row
+from mmspec.modalities.common.measures import COMPILED_GENERATE, OWN_GENERATE, PEERS
 
 
 def timed(name: str, speed: float | None, least: float = 0.0, most: float = 0.0) -> Line:
@@ -70,12 +73,27 @@ def test_rows_that_are_not_measured_say_why() -> None:
         baselines, Record({"drafters": {}}, (), (), {"prompt_lookup": why}, {}, 1, 1, 0)
     )
     assert (line.name, line.speed, line.note) == (
-        "prompt_lookup",
+        "transformers: prompt lookup",
         None,
         "needs a feature head, and none is bundled",
     )
     sv = next(one for one in read_systems() if one.name == "SV")
     assert "whole answers" in (unbuilt(sv, job.group).note or "")
+
+
+def test_baselines_are_named_by_their_library_and_controls_by_their_system() -> None:
+    (own,) = select(plan(), ["diffusion"], ["baselines"])
+    record = Record({"drafters": {}}, (Row("plain"),), (Row("pipeline"),), {}, {}, 1, 1, 0)
+    assert [line.name for line in lines_of(own, record)] == ["diffusers: pipeline", "plain"]
+    (own,) = select(plan(), ["video"], ["baselines"])
+    peers = tuple(Row(name) for name in (OWN_GENERATE, COMPILED_GENERATE, *PEERS))
+    names = [
+        line.name
+        for line in lines_of(own, replace(record, rows=(Row("prompt-lookup"),), baselines=peers))
+    ]
+    assert all(name.startswith("transformers: ") for name in names[:-1])
+    assert len(set(names)) == len(names)
+    assert names[-1] == "prompt-lookup"  # a recipe
 
 
 def test_the_card_tells_how_a_draft_model_was_trained() -> None:

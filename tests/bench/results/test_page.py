@@ -62,6 +62,12 @@ def test_a_row_moved_if_its_spreads_do_not_overlap(tmp_path: Path) -> None:
     assert "| vlm | HiViS | 1.50x" in (tmp_path / "new.md").read_text(encoding="utf-8")
 
 
+def test_a_note_stands_before_the_sections() -> None:
+    noted = replace(page(SYSTEM), note="Measured on one core of two.")
+    assert "```\n\nMeasured on one core of two.\n\n## Vision" in noted.markdown(None, {})
+    assert "```\n\n## Vision" in page(SYSTEM).markdown(None, {})
+
+
 def test_another_file_is_no_page(tmp_path: Path) -> None:
     (tmp_path / "a.json").write_text("[]")
     with pytest.raises(ValueError, match="is no page of results; give the"):
