@@ -1,9 +1,9 @@
-"""Building blocks of workloads: batches of requests, and quality measures."""
+"""Building blocks of workloads: batches of requests, draft models of peers, quality measures."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from mmspec.modality import Quality, RunResult, RunResults
 
@@ -20,6 +20,11 @@ def repeat_prompts(prompts: Sequence[str], batch: int) -> list[list[str]]:
     """Split prompts into whole batches; the last one is filled up with the first prompts."""
     count = -(-len(prompts) // batch) * batch
     return group_batches([prompts[index % len(prompts)] for index in range(count)], batch)
+
+
+def can_generate(drafter: Any) -> bool:
+    """Whether a draft model decodes on its own, as assisted generation needs it; heads do not."""
+    return callable(getattr(drafter, "generate", None))
 
 
 def pool_scores(scored: Scored) -> list[tuple[float, float]]:

@@ -13,6 +13,7 @@ from mmspec.bench.compare import Comparison
 from mmspec.bench.plots import plot_ranking
 from mmspec.bench.ranking import Ranking
 from mmspec.bench.row import BASELINE_TITLES, Row
+from mmspec.bench.workload import can_generate
 from mmspec.cli.models import (
     ALL,
     LoadedModels,
@@ -119,7 +120,8 @@ def workload(
     loaded: LoadedModels, prompt: list[str] | None, prompts: int, batch: int, seed: int
 ) -> Workload:
     """Requests of the given prompts, or the modality's own."""
-    owner, drafter = loaded.selection.owner, next(iter(loaded.drafters.values()), None)
+    owner, drafters = loaded.selection.owner, [*loaded.drafters.values()]
+    drafter = next(filter(can_generate, drafters), drafters[0] if drafters else None)
     selection = Selection(prompt, max(prompts, batch), batch, seed, drafter)
     settings = loaded.selection.settings
     return registry.measures(owner).workload(loaded.model, loaded.formatter, settings, selection)

@@ -21,7 +21,7 @@ from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.frequency import Subject
 from mmspec.bench.reporting import Progress, describe_device
 from mmspec.bench.timing import RUN_ERRORS, time_run
-from mmspec.bench.workload import Scored, agreement, fact_accuracy, group_batches
+from mmspec.bench.workload import Scored, agreement, can_generate, fact_accuracy, group_batches
 from mmspec.distributions.call_state import StepwiseProcessor
 from mmspec.drafters.plain import NoDraft
 from mmspec.modality import Quality, Runner, RunResult, Speculative, Workload
@@ -294,6 +294,9 @@ def stock_baselines(
     missing: dict[str, str] = {}
     if drafter is None:
         missing |= dict.fromkeys(PEERS[:2], "no draft model was given")
+    elif not can_generate(drafter):
+        why = "the draft model is a head, and transformers takes one with a generate() of its own"
+        missing |= dict.fromkeys(PEERS[:2], why)
     else:
         shipped = Generate(model, {"assistant_model": drafter})
         try:

@@ -15,6 +15,7 @@ import torch
 import mmspec
 from mmspec.bench import Comparison, Row, compare, growth, scale
 from mmspec.bench.forwards import Replay
+from mmspec.bench.reporting import silent
 from mmspec.bench.row import (
     Measurements,
     _mean,
@@ -33,10 +34,12 @@ from mmspec.modalities.common.measures import (
     SpeculativeGenerate,
     extract_new_tokens,
     request_workload,
+    stock_baselines,
 )
 from mmspec.modality import RunResult, Workload
 from mmspec.trees import Tree
 from tests import toys
+from tests.drafters.state_heads import head_of
 
 
 def pair(family: str = "llava") -> tuple[Any, Any]:
@@ -136,6 +139,14 @@ def test_a_recipe_without_a_drafter_still_meets_assisted_generation() -> None:
     ways = {"prompt-lookup": mmspec.accelerate(target, "prompt-lookup")}
     found = compare("toy", ways, work, repeats=1, efficiency=False)
     assert found.row("assisted").skipped == "no draft model was given"
+
+
+def test_a_head_is_no_assistant_of_transformers() -> None:
+    target = toys.model("llama")
+    found, why = stock_baselines(target, head_of("llama"), [asked("llama")], 1, 0, silent)
+    assert [*found] == ["prompt_lookup"]
+    assert {*why} == {"assisted_as_shipped", "assisted"}
+    assert all("the draft model is a head" in one for one in why.values())
 
 
 def test_assisted_generation_puts_the_configuration_back() -> None:

@@ -10,6 +10,7 @@ import pytest
 from torch import Tensor
 
 from mmspec import registry, zoo
+from mmspec.cli.bench import workload as command_workload
 from mmspec.cli.models import load_models
 from mmspec.modalities.speech.recordings import recordings
 from mmspec.modalities.speech.sentences import held_out_sentences
@@ -48,6 +49,22 @@ def words(source: str = "zoo:llava") -> tuple[Any, Any]:
         return {**made, "do_sample": False, "max_new_tokens": 4}
 
     return model, Typed(source, request, processor)
+
+
+def test_peers_get_the_first_draft_model_that_decodes_on_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def select(model: Any, formatter: Any, settings: Any, selection: Selection) -> Any:
+        return selection.drafter
+
+    monkeypatch.setattr(registry, "measures", lambda _: SimpleNamespace(workload=select))
+    head, small = SimpleNamespace(), SimpleNamespace(generate=print)
+    cases: tuple[tuple[list[Any], Any], ...] = (([head, small], small), ([head], head), ([], None))
+    for drafters, chosen in cases:
+        selected = SimpleNamespace(owner=None, settings=None)
+        named = dict(enumerate(drafters))
+        loaded: Any = SimpleNamespace(selection=selected, drafters=named, model=0, formatter=0)
+        assert command_workload(loaded, None, 1, 1, 0) is chosen
 
 
 def test_text_models_run_held_out_scenes() -> None:
