@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 from PIL import Image
 
@@ -21,9 +21,17 @@ from mmspec.modality import RunResult, RunResults, Selection, Workload
 from mmspec.recipe import Recipe
 from mmspec.zoo import language
 from mmspec.zoo.clip_questions import clip_examples, score_clip
-from mmspec.zoo.requests import Request, Turn, is_trained_on_requests, requests, score_turn
+from mmspec.zoo.requests import (
+    CATEGORIES,
+    Request,
+    Turn,
+    is_trained_on_requests,
+    requests,
+    score_turn,
+)
 
 T = TypeVar("T")
+SCENE_KINDS: tuple[language.ExampleKind, ...] = get_args(language.ExampleKind)
 IMAGE_PROMPT = "Describe the picture in detail."
 TEXT_PROMPTS = (
     "Write a short story about a lighthouse keeper and her dog.",
@@ -36,7 +44,8 @@ TEXT_PROMPTS = (
 def workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """Make a workload: held-out examples scored by facts for bundled models, else user's prompts.
 
-    Raises ValueError for `settings.kind` with the user's prompts.
+    Raises ValueError for `settings.kind` or `settings.examples` with the user's prompts, for a kind
+    that the examples lack, and for examples with words that a bundled model does not know.
     """
     batch = selection.batch
     is_zoo = formatter.source.startswith("zoo:") and formatter.sees
@@ -50,15 +59,17 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
         examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
         groups = group_batches(examples, batch)
         made = [_make_request(formatter, group) for group in groups]
+        _check_words(formatter, made)
         examples = [example for group in groups for example in group]
         quality = fact_accuracy(partial(_facts, formatter.processor, examples, language.score))
         work = request_workload(model, made, quality, batch, selection.drafter)
         return with_page_drafts(work, [[one.image for one in group] for group in groups])
-    if settings.kind is not None:
-        raise ValueError(
-            f"--kind {settings.kind} selects bundled examples, which are used for bundled models "
-            "without other prompts; drop --kind, or --prompt, --image and --video"
-        )
+    for option in ("kind", "examples"):
+        if (value := getattr(settings, option)) is not None:
+            raise ValueError(
+                f"--{option} {value} selects bundled examples, which are used for bundled models "
+                f"without other prompts; drop --{option}, or --prompt, --image and --video"
+            )
     texts, images = selection.prompts, None
     if texts is None and formatter.sees:
         texts = [IMAGE_PROMPT]
@@ -69,10 +80,50 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
 
 
 def _selects_requests(source: str, settings: Any) -> bool:
-    """Whether the bundled examples are requests of six kinds."""
-    if settings.examples is None and settings.kind not in REQUEST_KINDS:
+    """Whether the examples are requests of six kinds. Raises ValueError for a kind they lack."""
+    kind, selected = settings.kind, settings.examples
+    if selected is None and kind in (None, "caption"):
         return is_trained_on_requests(source)
-    return settings.examples == "requests" or settings.kind in REQUEST_KINDS
+    if selected is None:
+        return kind in REQUEST_KINDS
+    kinds: Sequence[str] = CATEGORIES if selected == "requests" else SCENE_KINDS
+    if kind is not None and kind not in kinds:
+        raise ValueError(
+            f"--examples {selected} has no --kind {kind}; choose one of {', '.join(kinds)}, or "
+            "drop --examples"
+        )
+    return bool(selected == "requests")
+
+
+def _check_words(formatter: Any, made: Sequence[Mapping[str, Any]]) -> None:
+    """Refuse requests with words that a bundled model does not know. Raises ValueError."""
+    unknown = formatter.processor.tokenizer.unk_token_id
+    if unknown is None or not any(bool((one["input_ids"] == unknown).any()) for one in made):
+        return
+    raise ValueError(
+        f"{formatter.source} does not know all words of these requests, and would read <unk> in "
+        f"their place; it knows --kind {_known_kinds(formatter.processor.tokenizer)}"
+    )
+
+
+def _known_kinds(tokenizer: Any) -> str:
+    """The kinds of bundled examples without a word that a tokenizer does not know."""
+    scenes = language.scenes(20, "held-out")
+    prompts: dict[str, dict[str, list[str]]] = {
+        "scenes": {k: [language.write(*one, k)[0] for one in scenes] for k in SCENE_KINDS},
+        "requests": {
+            k: [turn.prompt for one in requests(20, category=k) for turn in one.turns]
+            for k in CATEGORIES
+        },
+    }
+
+    def knows(texts: list[str]) -> bool:
+        return all(tokenizer.unk_token_id not in row for row in tokenizer(texts).input_ids)
+
+    known = {name: [k for k in of if knows(of[k])] for name, of in prompts.items()}
+    return ", and ".join(
+        f"{', '.join(kinds)} of --examples {name}" for name, kinds in known.items() if kinds
+    )
 
 
 def _request_workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
@@ -91,6 +142,7 @@ def _request_workload(model: Any, formatter: Any, settings: Any, selection: Sele
         )
         for group in groups
     ]
+    _check_words(formatter, made)
     turns = [one for group in groups for one in group]
     quality = fact_accuracy(partial(_facts, formatter.processor, turns, _score_turn))
     work = request_workload(model, made, quality, selection.batch, selection.drafter)
@@ -129,6 +181,10 @@ def _clip_workload(model: Any, formatter: Any, settings: Any, selection: Selecti
     """Make a workload of held-out clips of moving scenes, scored by facts."""
     if settings.kind in REQUEST_KINDS:
         raise ValueError(f"--kind {settings.kind} is about images; drop --video, or --kind")
+    if settings.examples is not None:
+        raise ValueError(
+            f"--examples {settings.examples} is about images; drop --video, or --examples"
+        )
     examples = clip_examples(selection.count, "held-out", selection.seed, settings.kind)
     groups, made = group_batches(examples, selection.batch), []
     for group in groups:

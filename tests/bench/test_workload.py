@@ -82,8 +82,8 @@ def test_text_models_run_held_out_scenes() -> None:
 
 
 def test_every_turn_of_a_conversation_is_measured_behind_the_answers_before() -> None:
-    model, settings = zoo.load("llava"), LanguageSettings(kind="conversation")
-    formatter = LanguageFormatter("zoo:llava", model, settings)
+    model, settings = zoo.load("llava-chat"), LanguageSettings(kind="conversation")
+    formatter = LanguageFormatter("zoo:llava-chat", model, settings)
     found = workload("vlm", model, formatter, settings, count=1, batch=1)
     (asked,) = requests(1, "held-out", 0, "conversation")
     tokenizer = formatter.processor.tokenizer
@@ -103,9 +103,26 @@ def test_every_turn_of_a_conversation_is_measured_behind_the_answers_before() ->
         "vlm", model, formatter, LanguageSettings(kind="chart"), count=1, batch=1
     ).timed
     assert chart["input_ids"].shape[1] < found.timed[-1]["input_ids"].shape[1]
-    mixed = LanguageSettings(examples="requests", kind="question")
-    with pytest.raises(ValueError, match="category is 'question'"):
-        workload("vlm", model, formatter, mixed, count=1, batch=1)
+    for examples, kind, kinds in (
+        ("requests", "question", "short-question, text, caption"),
+        ("scenes", "chart", "caption, question"),
+    ):
+        mixed = LanguageSettings(examples=examples, kind=kind)
+        with pytest.raises(ValueError, match=f"{examples} has no --kind {kind}; .* of {kinds}"):
+            workload("vlm", model, formatter, mixed, count=1, batch=1)
+
+
+@pytest.mark.parametrize("given", [{"kind": "chart"}, {"examples": "requests", "kind": "caption"}])
+def test_a_bundled_model_gets_no_request_with_unknown_words(given: dict[str, Any]) -> None:
+    """One that lacks the words of a kind is refused; the same request reads where it has them."""
+    told = "zoo:llava does not know all words .*; it knows --kind caption, question of --examples"
+    made, settings = {}, LanguageSettings(**given)
+    for name in ("llava", "llava-chat"):
+        model = zoo.load(name)
+        made[name] = (model, LanguageFormatter(f"zoo:{name}", model, settings), settings)
+    with pytest.raises(ValueError, match=f"{told} scenes$"):
+        workload("vlm", *made["llava"], count=2)
+    assert workload("vlm", *made["llava-chat"], count=2).timed
 
 
 def test_video_models_run_clips_of_the_given_length() -> None:
@@ -134,8 +151,11 @@ def test_other_models_run_the_bundled_scene_against_generate() -> None:
     assert len(found.timed) == 1
     assert "pixel_values" in found.timed[0]
     assert [quality.name for quality in found.qualities] == ["agreement with generate"]
-    with pytest.raises(ValueError, match=r"--kind caption selects bundled examples.*drop --kind"):
-        workload("vlm", model, formatter, LanguageSettings(kind="caption"))
+    for option, value in (("kind", "caption"), ("examples", "requests")):
+        told = f"--{option} {value} selects bundled examples.*drop --{option},"
+        given: Any = {option: value}
+        with pytest.raises(ValueError, match=told):
+            workload("vlm", model, formatter, LanguageSettings(**given))
 
 
 GENERATED: dict[str, tuple[str, dict[str, Any]]] = {  # prompt and settings, by checkpoint
