@@ -103,11 +103,7 @@ def _place(scene: Scene, say: Wording) -> Answered:
     prompt = say.choose(
         f"where is the {name_of(thing)}?", f"in which place is the {name_of(thing)}?"
     )
-    closing = say.choose("so the answer is", "hence the answer is", "the answer is")
-    answer = (
-        f"{_look(say)} {_locate(thing, say)} {_beside(thing, other, say)} {closing} {thing.place}."
-    )
-    return prompt, answer, (("final", thing.place),)
+    return prompt, *_find(thing, other, thing.place, say)
 
 
 def _colour(scene: Scene, say: Wording) -> Answered:
@@ -115,11 +111,14 @@ def _colour(scene: Scene, say: Wording) -> Answered:
     prompt = say.choose(
         f"what colour is the thing {say.place(thing)}?", f"which colour do you see {thing.place}?"
     )
+    return prompt, *_find(thing, other, thing.colour, say)
+
+
+def _find(thing: Thing, other: Thing, answer: str, say: Wording) -> tuple[str, Facts]:
+    """Locate a thing, by itself and beside another, and conclude with the answer."""
     closing = say.choose("so the answer is", "hence the answer is", "the answer is")
-    answer = (
-        f"{_look(say)} {_locate(thing, say)} {_beside(thing, other, say)} {closing} {thing.colour}."
-    )
-    return prompt, answer, (("final", thing.colour),)
+    text = f"{_look(say)} {_locate(thing, say)} {_beside(thing, other, say)} {closing} {answer}."
+    return text, (("final", answer),)
 
 
 def _look(say: Wording) -> str:
