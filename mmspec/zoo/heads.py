@@ -11,10 +11,15 @@ from mmspec.errors import parse_json
 from mmspec.modality import Entry
 from mmspec.training.fitting import TrainingProgress, silent
 from mmspec.zoo.catalogue import FOLDER, info
-from mmspec.zoo.training import MEASURED, import_module_of, require_checkpoint, train
+from mmspec.zoo.training import (
+    MEASURED,
+    check_minutes,
+    import_module_of,
+    require_checkpoint,
+    train,
+)
 
 TRAINER = "tools.zoo.vlm.systems.train"
-MAX_MINUTES = 1440.0
 
 
 def train_heads(
@@ -62,13 +67,12 @@ def _check(target: str, minutes: float) -> None:
             f"{target} is a draft model of {info(target).target}; give --target a target"
         )
     require_checkpoint(info(target).name)
-    if not 0 < minutes <= MAX_MINUTES:
-        raise ValueError(f"--minutes {minutes:g} must be more than 0, at most {MAX_MINUTES:g}")
+    check_minutes(minutes)
 
 
 def _find_report(folder: Path, wanted: dict[str, Any], force: bool) -> dict[str, Any] | None:
     """The report of a draft model that is done; None where it is to be trained."""
-    if not folder.exists():
+    if not folder.exists() or not any(folder.iterdir()):
         return None
     file = folder / MEASURED
     found: dict[str, Any] = parse_json(file.read_bytes()) if file.is_file() else {}

@@ -17,6 +17,7 @@ from mmspec.training.fitting import TrainingProgress, silent
 from mmspec.zoo.catalogue import holds_model, info, is_present, load, path
 
 MEASURED = "measured.json"  # the report of a draft model with a budget
+MAX_MINUTES = 1440.0
 _TRIAL = 2  # held-out examples for the evaluation of a run with `steps`
 
 
@@ -126,16 +127,27 @@ def folder_of(entry: Entry) -> Path:
 def _budget_options(
     entry: Entry, trainer: Any, minutes: float | None, answers: Path | None
 ) -> dict[str, Any]:
-    """What a `BudgetTrainer` takes in addition. Raises ValueError where another one gets it."""
+    """What a `BudgetTrainer` takes in addition.
+
+    Raises ValueError where another one gets it, and for minutes out of range.
+    """
     default = vars(trainer).get("MINUTES")
     if default is not None:
-        return {"minutes": default if minutes is None else minutes, "answers": answers}
+        budget = default if minutes is None else float(minutes)
+        check_minutes(budget)
+        return {"minutes": budget, "answers": answers}
     if minutes is not None or answers is not None:
         raise ValueError(
             f"{entry.name} is trained for a number of steps and on answers of its own; drop "
             "--minutes and --answers"
         )
     return {}
+
+
+def check_minutes(minutes: float) -> None:
+    """Refuse a budget out of range. Raises ValueError."""
+    if not 0 < minutes <= MAX_MINUTES:
+        raise ValueError(f"--minutes {minutes:g} must be more than 0, at most {MAX_MINUTES:g}")
 
 
 def import_module_of(module: str, what: str) -> Any:
@@ -147,7 +159,7 @@ def import_module_of(module: str, what: str) -> Any:
         checkout = Path(__file__).resolve().parents[2]
         if not (checkout / "tools" / "zoo" / "__init__.py").is_file():
             raise ValueError(
-                f"{what} is trained by the module {module}, which is not part of the "
+                f"training {what} needs the module {module}, which is not part of the "
                 "installed package; run `mmspec zoo train` in a checkout of the repository that "
                 "was installed with `pip install -e .`"
             )
@@ -207,12 +219,14 @@ def _put(part: Path, folder: Path) -> None:
 
 def _card(entry: Entry, trainer: Trainer, report: dict[str, Any]) -> str:
     """Write the model card: description, training command, figures and their meaning."""
+    minutes = report.get("budget_minutes", vars(trainer).get("MINUTES"))
+    given = "" if minutes == vars(trainer).get("MINUTES") else f" --minutes {minutes:g}"
     figures = "".join(
         f"| {key.replace('_', ' ')} | {_format(value)} |\n" for key, value in report.items()
     )
     return (
         f"# {entry.name}\n\n{entry.description}\n\n{trainer.ABOUT.strip()}\n\n"
-        f"Made by:\n\n```\nmmspec zoo train {entry.name}\n```\n\n"
+        f"Made by:\n\n```\nmmspec zoo train {entry.name}{given}\n```\n\n"
         f"| | |\n|---|---|\n{figures}\n{trainer.NOTES}"
     )
 

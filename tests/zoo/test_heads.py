@@ -12,7 +12,7 @@ import pytest
 
 from mmspec import zoo
 from mmspec.cli import main
-from mmspec.zoo import heads
+from mmspec.zoo import heads, training
 
 
 @pytest.fixture
@@ -49,6 +49,7 @@ def test_heads_are_trained_in_turn_and_those_that_are_done_are_kept(
     trainer.stop = "llava-b"
     assert main([*given, "--minutes", "5"]) == 130
     assert [one.name for one in tmp_path.iterdir()] == ["llava-a"]
+    (tmp_path / "llava-b").mkdir()  # an empty folder is not a draft model
     trainer.stop = None
     capsys.readouterr()
     assert main([*given, "--minutes", "5"]) == 0
@@ -57,6 +58,7 @@ def test_heads_are_trained_in_turn_and_those_that_are_done_are_kept(
     assert said[1] == "llava-b: trained, 2.5 tokens per round"
     assert trainer.trained == [("llava-a", 5.0), ("llava-b", 5.0)]
     card = (tmp_path / "llava-a" / "README.md").read_text()
+    assert "\nmmspec zoo train llava-a --minutes 5\n" in card
     assert "| loss curve | 2.0, - |" in card
     assert "| acceptance | caption 2.5, all 2.5 |" in card
     kept = json.loads((tmp_path / "llava-a" / "measured.json").read_text())
@@ -81,6 +83,7 @@ def test_heads_are_trained_in_turn_and_those_that_are_done_are_kept(
         (("heads", "--all", "--target", "llava", "--minutes", "0"), "--minutes 0 must be more"),
         (("heads", "--all", "--target", "llava", "--minutes", "nan"), "--minutes nan must be"),
         (("heads", "--all", "--target", "none"), "'none' is not in the zoo"),
+        (("llava-chat-massv", "--minutes", "-1", "--out", "new"), "--minutes -1 must be more"),
         (("llava", "--minutes", "3", "--out", "new"), "llava is trained for a number of steps"),
     ],
 )
@@ -96,6 +99,17 @@ def test_bad_values_get_one_error(
     assert main(["zoo", "train", *given]) == 1
     assert told in " ".join(capsys.readouterr().err.split())
     assert not trainer.trained
+
+
+def test_outside_a_checkout_the_error_names_the_module(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(training, "__file__", str(tmp_path / "mmspec" / "zoo" / "training.py"))
+    assert main(["zoo", "train", "heads", "--all", "--out", str(tmp_path / "new")]) == 1
+    told = " ".join(capsys.readouterr().err.split())
+    assert "training the draft models of llava-chat needs the module tools.zoo.vlm" in told
+    assert "not part of the installed package; run `mmspec zoo train` in a checkout" in told
+    assert not (tmp_path / "new").exists()
 
 
 def test_a_draft_model_that_names_its_recipe_is_preferred(

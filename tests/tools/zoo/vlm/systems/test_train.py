@@ -18,7 +18,8 @@ from mmspec.modalities.common.families import make_reader
 from mmspec.models.folder import read_json
 from mmspec.training.fitting import TrainingRun
 from mmspec.zoo.language import examples
-from tools.zoo.vlm.systems import pool
+from mmspec.zoo.training import _card
+from tools.zoo.vlm.systems import pool, train
 from tools.zoo.vlm.systems.budget import CpuBudget, LossCurve, fit_until
 from tools.zoo.vlm.systems.examples import (
     CAPTIONS,
@@ -227,6 +228,9 @@ def test_the_bundled_ones_are_those_of_the_plans_and_are_found_by_recipe() -> No
     for entry in bundled:
         plan = plan_of(entry)
         assert replace(entry, recipes=tuple(entry.recipes)) == entry_of("llava-chat", _head(entry))
+        folder = zoo.path(entry.name)
+        report = json.loads((folder / "measured.json").read_text())
+        assert (folder / "README.md").read_text() == _card(entry, train, report)
         for recipe in (plan.recipe, *plan.recipes):
             assert zoo.drafter_for("zoo:llava-chat", recipes.get(recipe)) == f"zoo:{entry.name}"
     for recipe in ("coupled", "sage", "edgesd", "ibed", "tabed"):
