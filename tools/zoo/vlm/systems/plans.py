@@ -84,7 +84,6 @@ class Plan:
 
 
 _TEXT_STATES = "it sees no picture: what it knows of it are the target's states of the text"
-_FEATURE = {**_INNER}
 _TEXT_STAGE = "on the questions and answers without pictures"
 PLANS = {
     "vispec": Plan(
@@ -105,7 +104,7 @@ PLANS = {
                 0.5,
             ),
         ),
-        _FEATURE,
+        _INNER,
         ("vispec",),
         caches=True,
         size="a resampler and the fusion of its vector come on top",
@@ -140,7 +139,7 @@ PLANS = {
                 0.5,
             ),
         ),
-        _FEATURE,
+        _INNER,
         ("msd",),
         caches=True,
     ),
@@ -169,7 +168,7 @@ PLANS = {
                 partial(aligned_loss, passes=8, top_weight=0.0),
             ),
         ),
-        _FEATURE,
+        _INNER,
         ("hivis",),
         caches=True,
         control=_TEXT_STATES,
@@ -215,7 +214,7 @@ PLANS = {
                 imitation_loss,
             ),
         ),
-        _FEATURE,
+        _INNER,
         ("fastvlm",),
         control="it continues the target's own early states",
         size="nothing reads embeddings; a quarter of the target's layers drafts with it",
@@ -289,7 +288,7 @@ PLANS = {
                 partial(aligned_loss, passes=5),
             ),
         ),
-        _FEATURE,
+        _INNER,
         ("eagle", "eagle-2", "hass"),
         caches=True,
     ),
