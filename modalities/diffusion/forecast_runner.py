@@ -112,6 +112,7 @@ class StepRounds:
         self.states, self.noise = ForecastStates(pipe, given), noise
         self.index = self.shown = 0  # of the next round, and network calls in earlier ones
         self.start = perf_counter()  # of this round
+        self.is_showing = False
         self.replaced = vars(self.scheduler).get("step")
         original = type(self.scheduler).step if self.replaced is None else self.replaced.__func__
 
@@ -142,7 +143,15 @@ class StepRounds:
             )
 
     def show(self, state: Tensor) -> None:  # (B, *E), after the step
-        """Show the step that the latest calls of the network led to."""
+        """Show the step that the latest calls of the network led to.
+
+        Raises ValueError for a step of another call of the pipeline, made while a round is shown.
+        """
+        if self.is_showing:
+            raise ValueError(
+                "the pipeline was called while a round of it is shown, and has one scheduler; call "
+                "it after the stream has ended or was closed, or load a second pipeline"
+            )
         calls = self.statistics.calls[self.shown :]
         if not calls:  # a second part of a step, of the same output
             return
@@ -153,8 +162,12 @@ class StepRounds:
         first = min(one.start for one in calls)
         seconds = self._measure(calls, first if self.index == 0 else None)
         self.index += 1
-        with self.noise.pause():
-            self.loop.show(replace(round_, seconds=seconds), draft, self.states)
+        self.is_showing = True
+        try:
+            with self.noise.pause():
+                self.loop.show(replace(round_, seconds=seconds), draft, self.states)
+        finally:
+            self.is_showing = False
         self.start = perf_counter()
 
     def _measure(self, calls: list[NetworkCall], first: float | None) -> dict[str, float]:

@@ -116,3 +116,13 @@ def test_noise_of_others_and_of_the_call_do_not_meet() -> None:
         drawn.append(torch.rand(2))
     assert torch.equal(torch.cat(drawn), own)
     assert torch.equal(torch.rand(2), second)
+
+
+def test_another_call_of_the_pipeline_within_a_stream_is_refused() -> None:
+    pipe = pipeline("dit")
+    stream: Any = mmspec.accelerate(pipe, "taylorseer", interval=3).stream(**REQUEST)
+    next(stream)
+    with pytest.raises(ValueError, match="called while a round of it is shown"):
+        pipe(**{name: value for name, value in REQUEST.items() if name != "seed"})
+    stream.close()
+    assert "step" not in vars(pipe.scheduler)
