@@ -1,6 +1,6 @@
 """Draw which visual tokens compressors keep: one line per compressor, frames side by side.
 
-Bright cells have a feature left, brighter the more originals were merged into it; dark ones none.
+Blue cells have a feature left, yellower the more originals were merged into it; dark ones none.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw
 from mmspec.bench.studies.compressors import CompressionTrace
 from mmspec.tracing.palette import LEAST_WIDTH, SKY, YELLOW, to_rgb
 
-CELL, GAP, LABEL, LINE = 6, 4, 150, 13  # pixels
+CELL, GAP, LABEL, LINE = 6, 4, 150, 16  # pixels
 DROPPED, KEPT, MERGED = (40, 44, 52), to_rgb(SKY), to_rgb(YELLOW)
 
 
@@ -26,17 +26,30 @@ def draw(lines: Mapping[str, CompressionTrace], file: Path) -> None:
     frames, rows, columns = next(iter(lines.values())).shape
     cell = max(CELL, -(-(LEAST_WIDTH - LABEL - GAP * frames) // (columns * frames)))
     high, wide = max(rows * cell, LINE) + GAP, columns * cell + GAP
-    image = Image.new("RGB", (LABEL + wide * frames, GAP + high * len(lines)), "white")
+    body = GAP + LINE + high * len(lines)
+    image = Image.new("RGB", (LABEL + wide * frames, body + LINE + GAP), "white")
     pen = ImageDraw.Draw(image)
+    pen.text((GAP, GAP), "compressor / frame", fill="black")
+    for frame in range(frames):
+        pen.text((LABEL + frame * wide, GAP), str(frame + 1), fill="black")
     for line, (name, one) in enumerate(lines.items()):
-        top = GAP + line * high
+        top = GAP + LINE + line * high
         pen.text((GAP, top), name, fill="black")
         for at, size in enumerate(one.sizes):
             frame, place = divmod(at, rows * columns)
             row, column = divmod(place, columns)
             left, upper = LABEL + frame * wide + column * cell, top + row * cell
             pen.rectangle((left, upper, left + cell - 2, upper + cell - 2), _colour(size))
+    _name_colours(pen, body)
     image.save(file)
+
+
+def _name_colours(pen: ImageDraw.ImageDraw, top: int) -> None:
+    left = LABEL
+    for name, colour in (("kept", KEPT), ("merged", MERGED), ("dropped", DROPPED)):
+        pen.rectangle((left, top + 2, left + CELL + 2, top + CELL + 4), colour)
+        pen.text((left + 2 * CELL, top), name, fill="black")
+        left += LABEL // 2
 
 
 def _colour(size: int) -> tuple[int, int, int]:
