@@ -363,4 +363,4 @@ def check_files(out: Path | None, plot: Path | None, endings: Sequence[str] = ("
         return
     check_writable("--plot", plot, (".svg", ".png", ".pdf"))
     if find_spec("matplotlib") is None:
-        raise ValueError("--plot needs matplotlib; install mmspec[plots]")
+        raise ValueError("plots need matplotlib; install mmspec[plots]")

@@ -53,8 +53,8 @@ def run(
         _show_plan(wanted, store, effort, json)
         return
     models.check_writable("--out", out, (".md",))
-    models.check_files(None, out.with_suffix(PLOT))
     before = None if compare is None else read_page(compare)
+    models.check_files(None, out.with_suffix(PLOT))
     models.set_threads(effort.threads)
     measure_all(wanted, store, effort, json)
     lines = [line for job in jobs for line in _lines(job, store, effort)]
