@@ -116,6 +116,7 @@ def test_the_rule_of_the_guide_is_found_by_its_name(checkout: Path) -> None:
     assert not found["exact"]
 
 
+@pytest.mark.exhaustive
 def test_the_recipe_of_the_guide_is_listed(checkout: Path) -> None:
     done = run(checkout, "mmspec.cli", "recipes", "--json")
     assert done.returncode == 0, tail(done)

@@ -108,6 +108,7 @@ def test_several_recipes_and_a_control_are_timed_together() -> None:
         compare("toy", ways, replace(work, controls=None), controls=True)
 
 
+@pytest.mark.exhaustive
 def test_compiled_rows_have_no_efficiency() -> None:
     """Their forwards run eager while they are recorded, so a share of them is not one of graphs."""
     target = toys.model("llama")

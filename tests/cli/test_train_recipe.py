@@ -220,6 +220,7 @@ def test_an_eagle_3_head_is_trained_for_engines_by_default(
     assert run(capsys, "export", "vllm", str(tmp_path / "placeholder"), *out)["weights"] > 0
 
 
+@pytest.mark.exhaustive
 def test_a_packed_training_has_the_losses_of_an_unpacked_one(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,7 +242,7 @@ def test_a_packed_training_has_the_losses_of_an_unpacked_one(
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize("recipe", ["eagle-3", "p-eagle", "dflash"])
+@pytest.mark.parametrize("recipe", exhaustive(["eagle-3", "p-eagle", "dflash"], {"dflash"}))
 def test_heads_of_several_layers_are_trained_exported_and_used(
     recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

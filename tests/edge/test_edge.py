@@ -226,6 +226,7 @@ def test_a_service_with_invalid_responses(case: str, caplog: pytest.LogCaptureFi
         decode_alone(url, caplog, says)
 
 
+@pytest.mark.exhaustive
 def test_a_service_that_is_slow_or_breaks_off(caplog: pytest.LogCaptureFixture) -> None:
     is_over = threading.Event()
 

@@ -21,6 +21,7 @@ from mmspec.modalities.common.tiny_models import (
 )
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
+from tests.covering import exhaustive
 
 
 class FromTarget(Exact):
@@ -42,7 +43,7 @@ def test_the_rejection_of_eagle_is_exact_by_enumeration() -> None:
     assert enumerate_verifier(verifier, (Kind.WOR,)).error <= TOLERANCE
 
 
-@pytest.mark.parametrize("recipe", ["eagle", "eagle-2"])
+@pytest.mark.parametrize("recipe", exhaustive(["eagle", "eagle-2"], {"eagle-2"}))
 def test_the_joint_distribution_of_four_tokens_is_the_targets(recipe: str) -> None:
     """Chi-square over all sequences of a tiny model; z > 3 has a chance of about 0.4 % a case."""
     assert abs(z_score(recipe, 3_000)) < 3

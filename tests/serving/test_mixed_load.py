@@ -342,9 +342,7 @@ def test_a_mixed_load_with_faults(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = list[Memory]()
     for part in parts:
         sizes.append(run_part(load, part))
-        sys.stderr.write(
-            f"\n{time.monotonic() - start:.0f} s: {sizes[-1]}, wrong: {load.wrong}"
-        )
+        sys.stderr.write(f"\n{time.monotonic() - start:.0f} s: {sizes[-1]}, wrong: {load.wrong}")
     share = (time.process_time() - used) / (time.monotonic() - start)
     counters, outcomes = server.engine.counters, load.outcomes
     server.close()

@@ -58,7 +58,7 @@ def greedy(walk: type[Recursive] | type[Longest], most: int, **shape: Any) -> An
     ("walk", "shape"),
     [
         pytest.param(Recursive, {"length": 4}, marks=pytest.mark.exhaustive),
-        (Recursive, {"tree": [2, 2, 1]}),
+        pytest.param(Recursive, {"tree": [2, 2, 1]}, marks=pytest.mark.exhaustive),
         (Longest, {"tree": [2, 2, 1]}),
     ],
     ids=str,

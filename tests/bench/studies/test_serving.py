@@ -36,6 +36,7 @@ def test_every_method_decodes_the_same_tokens() -> None:
     assert found.to_dict()["points"][0]["tokens_per_second"] > 0
 
 
+@pytest.mark.exhaustive
 def test_ragged_outputs_at_random_times() -> None:
     """The engine and servers of both kinds of batches give the same tokens."""
     fast = mmspec.accelerate(toys.model("llama"), "coupled", drafter=noisy("llama"))

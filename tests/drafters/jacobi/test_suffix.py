@@ -32,6 +32,7 @@ from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.phrase import PhraseJoint
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
+from tests.covering import exhaustive
 from tests.drafters.tables import CPU, TableTarget, sample, z_score
 
 TARGET = TableTarget(size=2, room=6, scale=2.0, seed=4)  # mistakes are large in this one
@@ -68,7 +69,7 @@ class FreshAtTheRejection(Exact):
         return p
 
 
-@pytest.mark.parametrize("suffix", POLICIES, ids=repr)
+@pytest.mark.parametrize("suffix", exhaustive(POLICIES, POLICIES[::2]), ids=repr)
 def test_the_joint_distribution_is_the_target_s(suffix: SuffixPolicy) -> None:
     """Chi-square on all sequences; z > 3 has probability 0.4 % under the right distribution.
 
@@ -241,6 +242,7 @@ def test_the_recipe_s_window_has_its_candidates(depth: int, width: int) -> None:
     assert most == 6 + depth * (width - 1)
 
 
+@pytest.mark.exhaustive
 def test_a_verifier_that_looks_ahead_spoils_what_is_carried() -> None:
     """Block verification has looked at the second token of a draft before it rejects the first.
 

@@ -137,6 +137,7 @@ class Sharpened(Autoregressive):
         return replace(draft, distribution=Categorical(drawn.scores * 2))
 
 
+@pytest.mark.exhaustive
 def test_stored_distributions_are_exact_and_another_q_is_not() -> None:
     drafter = Autoregressive(StoredDistributions(longest=2, kept=2), SIBLINGS, Kind.WOR)
     assert abs(z_score(TARGET, drafter, Recursive(), rows=3_000)) < 5

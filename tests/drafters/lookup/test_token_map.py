@@ -11,6 +11,7 @@ import torch
 import mmspec
 from mmspec.drafters.lookup.token_map import TokenMap
 from tests import toys
+from tests.covering import exhaustive
 
 ROOM = 24
 TEXTS = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 7, 8], [9, 2, 5]]
@@ -38,7 +39,7 @@ def test_a_saved_map_is_the_same(tmp_path: Path) -> None:
             TokenMap.load(tmp_path / name)
 
 
-@pytest.mark.parametrize("family", ["whisper", "llama"])
+@pytest.mark.parametrize("family", exhaustive(["whisper", "llama"], {"whisper"}))
 def test_whatever_the_map_says_the_tokens_are_the_targets(family: str, tmp_path: Path) -> None:
     model, request = toys.model(family), toys.inputs(family, batch=3)
     expected = model.generate(**request, max_new_tokens=ROOM, do_sample=False)

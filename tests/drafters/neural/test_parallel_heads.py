@@ -28,6 +28,7 @@ from mmspec.targets.tokens.context import Context
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
+from tests.covering import exhaustive
 from tests.drafters.parallel_heads import (
     DRAFTS,
     ROOM,
@@ -44,6 +45,7 @@ from tests.toys.image_models import request as image_request
 from tests.toys.readers import backbone
 
 NAMES = ("dflash", "p-eagle")
+SHAPES: list[dict[str, Any]] = [{}, {"length": 2}, {"tree": [2, 2, 1]}, {"tree": "parallel"}]
 READS = [
     ("dflash", "llava", {}),
     ("dflash", "llava", {"visual_slots": "hidden"}),
@@ -138,7 +140,7 @@ def z_score(name: str, verifier: Any, rows: int = 3_000) -> float:
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("how", [{}, {"length": 2}, {"tree": [2, 2, 1]}, {"tree": "parallel"}])
+@pytest.mark.parametrize("how", exhaustive(SHAPES, SHAPES[1::2]))
 def test_output_is_the_targets_with_every_shape(name: str, how: dict[str, Any]) -> None:
     given = toys.inputs("llava", batch=3, ragged=True)
     expected = mmspec.decode_plain(

@@ -19,7 +19,7 @@ from mmspec.modalities.vlm import tiny_models as writers
 from mmspec.targets.tokens.context import Context
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
-from tests.covering import covering
+from tests.covering import covering, exhaustive
 from tests.partners import noisy
 
 ROOM = 17
@@ -129,7 +129,7 @@ def test_an_error_beside_the_target_retires_the_drafter() -> None:
     assert "RuntimeError: no more" in str(out.stats.fallback)
 
 
-@pytest.mark.parametrize("refill", [0, 3])
+@pytest.mark.parametrize("refill", exhaustive([0, 3], {3}))
 def test_rejection_keeps_the_distribution(refill: int) -> None:
     """A window is used only where its prefix was kept, so that its tokens stay draws from q.
 

@@ -14,6 +14,7 @@ from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWi
 import mmspec
 from mmspec.modalities.diffusion.inpainting import InpaintingDetector
 from mmspec.modalities.diffusion.step_callback import StepCallback
+from tests.covering import exhaustive
 from tests.modalities.sampling import FROZEN, PLAIN, STEPS, check_rows, run_pipeline_alone
 from tests.toys.clip_pipelines import BUILDERS as CLIPS
 from tests.toys.clip_pipelines import clip_of, frame
@@ -52,7 +53,9 @@ def test_plain_sampling_is_the_pipelines_own(name: str, monkeypatch: pytest.Monk
     assert fast.last_stats.target_calls == steps
 
 
-@pytest.mark.parametrize("name", ["sd-image", "sd-inpaint", "flux-control"])
+@pytest.mark.parametrize(
+    "name", exhaustive(["sd-image", "sd-inpaint", "flux-control"], {"sd-inpaint"})
+)
 def test_a_seed_is_a_picture_and_windows_keep_its_known_part(name: str) -> None:
     pipe, given = from_picture(name)
     fast: Any = mmspec.accelerate(pipe, FROZEN)

@@ -19,6 +19,7 @@ import mmspec
 from mmspec.draft import Round
 from mmspec.modalities.common.sound import write
 from mmspec.modalities.speech.recognition.whisper_generate import EncoderCache
+from tests.covering import exhaustive
 from tests.modalities.speech.recognisers import RATE_HZ, noise, processor, tokenizer, whisper
 
 LONG = (0.3, 1.5, 5.0)  # seconds; a window has 2
@@ -64,10 +65,7 @@ def own(clip: Tensor, **how: Any) -> list[int]:
 @pytest.mark.parametrize(
     "recipe", ["prompt-lookup", pytest.param("coupled", marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize(
-    "way",
-    [pytest.param(way, marks=pytest.mark.exhaustive) if way == "language" else way for way in WAYS],
-)
+@pytest.mark.parametrize("way", exhaustive(WAYS, {"as it comes", "language and task", "length"}))
 def test_clips_of_any_length_are_what_the_library_writes(way: str, recipe: str) -> None:
     found = fast(recipe).transcribe(CLIPS, sampling_rate=RATE_HZ, **WAYS[way])
     expected = [own(clip, **WAYS[way]) for clip in CLIPS]
@@ -110,6 +108,7 @@ def test_a_sampled_voice_is_its_own_whatever_it_comes_with() -> None:
     assert other.text != every.texts[1]
 
 
+@pytest.mark.exhaustive
 def test_temperatures_are_fallen_back_to() -> None:
     how = {
         "temperature": (0.0, 0.8),

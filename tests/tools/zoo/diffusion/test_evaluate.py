@@ -108,6 +108,7 @@ def test_images_match_their_prompts(pipeline: Any) -> None:
     assert right >= LEAST_FACTS * asked
 
 
+@pytest.mark.exhaustive
 def test_words_matter(pipeline: Any) -> None:
     """Negative control: images compared with the scenes of other prompts are mostly wrong."""
     told = prompts(8, seed=3)

@@ -164,7 +164,7 @@ def codes(out: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("recipe", "drafter", "parts"),
     [
-        ("coupled", "codec-lm-drafter", {"length": 3}),
+        pytest.param("coupled", "codec-lm-drafter", {"length": 3}, marks=pytest.mark.exhaustive),
         *(
             pytest.param("coupled", "codec-lm-heads", shape, marks=pytest.mark.exhaustive)
             for shape in ({"length": 4}, {"tree": (3, 2, 1)})
