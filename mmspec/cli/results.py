@@ -124,10 +124,13 @@ def measure(job: Job, settings: Mapping[str, Any], effort: Effort, json: bool) -
 def _accelerate(
     loaded: models.LoadedModels, job: Job
 ) -> tuple[dict[str, Accelerated], dict[str, str]]:
-    """The recipes of a job; those with a published tree once more with `tree="auto"`."""
+    """The recipes of a job, once more with its options; with `tree="auto"` those with a tree."""
     found, left_out = dict[str, Accelerated](), dict[str, str]()
+    given = " ".join(f"{option}={value}" for option, value in job.options.items())
     for name in job.recipes:
         found[name] = loaded.accelerate(name)
+        if given:
+            found[f"{name}, {given}"] = loaded.accelerate(name, **job.options)
         plan_ = recipes.get(name)
         has_tree = plan_.takes_drafter and plan_.execution.walk == TREE
         if has_tree and "tree" in loaded.selection.owner.parts:

@@ -64,6 +64,7 @@ def describe(job: Job, effort: Effort) -> dict[str, Any]:
         "recipes": [*job.recipes],
         "drafters": drafters,
         "settings": dict(job.settings),
+        **({"options": dict(job.options)} if job.options else {}),
         "peers": job.peers,
         **asdict(effort),
         "prompts": job.count_requests(effort.prompts),

@@ -58,6 +58,7 @@ class System:
     of: str | None = None  # what the figure is, if not speed over plain decoding
     differs: str | None = None  # one of `lines.DIFFERS`
     without: str | None = None  # why there is no recipe
+    options: Mapping[str, Any] = field(default_factory=dict)  # of a row beside the defaults
 
     @property
     def paper(self) -> str | None:
@@ -83,6 +84,11 @@ class Job:
         """Whether the library's own methods are measured, too: once, or as controls."""
         is_lossy = not all(recipes.describe(name)["exact"] for name in self.recipes)
         return self.is_baselines or (self.group.controls and is_lossy)
+
+    @property
+    def options(self) -> Mapping[str, Any]:
+        """Recipe options of a second row."""
+        return {} if self.system is None else self.system.options
 
     def count_requests(self, wanted: int) -> int:
         """Requests of this measurement: `wanted`, or more for one of each kind."""

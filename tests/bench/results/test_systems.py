@@ -8,6 +8,7 @@ import pytest
 
 from mmspec import recipes
 from mmspec.bench.results.lines import DIFFERS
+from mmspec.bench.results.records import Effort, describe
 from mmspec.bench.results.systems import plan, read_groups, read_systems, select
 
 OF_TABLE_5 = {"vlm": 17, "vla": 4, "video": 6, "speech": 6, "image": 11, "diffusion": 3}
@@ -45,6 +46,15 @@ def test_every_system_with_a_recipe_is_measured_and_every_target_has_baselines()
     lossy = next(job for job in jobs if job.name == "SpeCa")
     assert lossy.peers  # beside the pipeline in as many calls
     assert not next(job for job in jobs if job.name == "ASD").peers
+
+
+def test_options_of_a_row_are_those_of_its_recipe() -> None:
+    jobs = [job for job in plan() if job.options]
+    assert {job.name for job in jobs} == {"VVS", "MuLo-SD"}
+    for job in jobs:
+        assert job.options.keys() <= recipes.get(job.recipes[0]).options.keys()
+    assert "options" in describe(jobs[0], Effort())
+    assert "options" not in describe(next(job for job in plan() if not job.options), Effort())
 
 
 def test_another_target_is_of_the_vision_language_rows_alone() -> None:
