@@ -99,7 +99,7 @@ class MovingGoals(gymnasium.Env[Observation, np.ndarray]):
 
     def step(self, action: np.ndarray) -> tuple[Observation, float, bool, bool, dict[str, Any]]:
         """Move the goal, then the arm. Raises ValueError for an action as `TableReach` does."""
-        assert self.scene
+        _ = self.scene  # raises before the first reset
         given, before = check_action(action, self._is_over), self._pose
         self._move_goal()
         self._pose = apply_action(before, given, self.np_random)
@@ -132,7 +132,7 @@ class MovingGoals(gymnasium.Env[Observation, np.ndarray]):
 
     def render(self) -> np.ndarray:  # -> (H, W, 3) uint8
         """The camera image of the observation. Raises ValueError like `scene`."""
-        assert self.scene
+        _ = self.scene  # raises before the first reset
         return self._observe()["image"]
 
     @property
