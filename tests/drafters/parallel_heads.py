@@ -15,6 +15,7 @@ import mmspec
 from mmspec import recipes
 from mmspec.distributions.categorical import Categorical
 from mmspec.drafters.draft_model import DraftModel, DraftNodes, DraftUpdate
+from mmspec.drafters.neural.amphista import AmphistaDraft
 from mmspec.drafters.neural.dflash import DFlashDraft
 from mmspec.drafters.neural.feature_head import tap_of
 from mmspec.drafters.neural.p_eagle import PEagleDraft
@@ -31,10 +32,15 @@ from tests.drafters.state_heads import lesson, target, true_slots
 from tests.toys.readers import backbone
 
 ROOM = 10
-DRAFTS: dict[str, Any] = {"dflash": DFlashDraft, "p-eagle": PEagleDraft}
+DRAFTS: dict[str, Any] = {
+    "amphista": AmphistaDraft,
+    "dflash": DFlashDraft,
+    "p-eagle": PEagleDraft,
+}
 SIZES: dict[str, dict[str, Any]] = {
     "dflash": {"num_hidden_layers": 2, "block_size": 5, "num_taps": 3},
     "p-eagle": {"num_depths": 4},
+    "amphista": {"num_heads": 4},
 }
 
 
@@ -123,7 +129,11 @@ def slow(
     reader, example = backbone(target(family)), lesson(family, batch)
     read = read_example(reader, example, tap_of(head, reader))
     prompts = example.inputs["attention_mask"].sum(-1).tolist()
-    block = dflash_block if name == "dflash" else p_eagle_block
+    block: Any = {
+        "amphista": amphista_block,
+        "dflash": dflash_block,
+        "p-eagle": p_eagle_block,
+    }[name]
     for lengths, logits in recorder.recorded:
         for row, length in enumerate(lengths):
             new = length - prompts[row]
@@ -174,4 +184,15 @@ def p_eagle_block(
     positions = torch.stack([*places, *later], -1)[..., None, :]
     out = head(embeds[None], states[None], None, positions)[0, -count - 1 :]
     logits: Tensor = head.expand_logits(head.logits(out, reader.head))
+    return logits
+
+
+def amphista_block(
+    reader: Reader, head: Any, read: TargetOutputs, row: int, new: int
+) -> Tensor:  # (K, V)
+    """Logits of all heads after the newest slot."""
+    slots, _ = true_slots(reader, head, read, row, new)
+    embeds, states = (torch.stack([one[at] for one in slots])[None] for at in (0, 1))
+    places = torch.stack([torch.as_tensor(one[4]) for one in slots], -1)[..., None, :]
+    logits: Tensor = reader.head(head.predict_block(head(embeds, states, None, places)[0, -1]))
     return logits

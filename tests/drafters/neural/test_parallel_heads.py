@@ -1,4 +1,4 @@
-"""DFlash and P-EAGLE heads: what they read, exactness, and what their drafts depend on."""
+"""Heads that draft a block in one run: what they read, exactness, what drafts depend on."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ from tests.toys.image_models import PAINTERS
 from tests.toys.image_models import request as image_request
 from tests.toys.readers import backbone
 
-NAMES = ("dflash", "p-eagle")
+NAMES = exhaustive(("amphista", "dflash", "p-eagle"), ("dflash", "p-eagle"))
 SHAPES: list[dict[str, Any]] = [{}, {"length": 2}, {"tree": [2, 2, 1]}, {"tree": "parallel"}]
 READS = [
     ("dflash", "llava", {}),
@@ -55,6 +55,14 @@ READS = [
     ("p-eagle", "llava", {"visual_slots": "fused", "num_hidden_layers": 2}),
     ("p-eagle", "qwen2_5_vl", {"positions": "mrope", "own_embeddings": True}),
     ("p-eagle", "gemma3", {"sliding_window": 4, "draft_vocab_size": 40}),
+    *(
+        pytest.param("amphista", family, parts, marks=pytest.mark.exhaustive)
+        for family, parts in (
+            ("llava", {}),
+            ("llava", {"visual_slots": "hidden", "num_hidden_layers": 3}),
+            ("qwen2_5_vl", {"positions": "mrope"}),
+        )
+    ),
 ]
 
 
