@@ -10,6 +10,7 @@ from typing import Any
 from mmspec.tracing.palette import SERIES
 
 MARKS = "osD^vP*X"  # with the colours, so that lines are told apart in grey too
+LINES = ("-", "--", ":")  # of the first colours, and of those that return
 SETTINGS: dict[str, Any] = {
     "svg.hashsalt": "mmspec",
     "font.size": 9,
@@ -40,8 +41,12 @@ def open_style() -> Iterator[Any]:
 
 
 def pick_style(index: int) -> dict[str, Any]:
-    """Colour and mark of a series."""
-    return {"color": SERIES[index % len(SERIES)], "marker": MARKS[index % len(MARKS)]}
+    """Colour, mark and line of a series."""
+    return {
+        "color": SERIES[index % len(SERIES)],
+        "marker": MARKS[index % len(MARKS)],
+        "linestyle": LINES[index // len(SERIES) % len(LINES)],
+    }
 
 
 def name_axes(axes: Any, x: str, y: str) -> None:

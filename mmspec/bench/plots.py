@@ -16,6 +16,7 @@ from mmspec.bench.studies.sweep import Sweep
 from mmspec.tracing.palette import BLUE, GREY, VERMILION
 
 NUMBER: dict[str, Any] = {"fontsize": 7, "xytext": (3, 3), "textcoords": "offset points"}
+MOST_WORK = 1.05  # on the axis of a frontier
 ROW_INCHES = 0.17  # of a ranking
 KINDS: dict[str, dict[str, Any]] = {  # of recipes: how they are drawn
     "exact": {"color": BLUE, "marker": "o"},
@@ -53,7 +54,7 @@ def plot_relaxations(found: Sweep, file: Path) -> None:
 def plot_frontier(found: Frontier, file: Path) -> None:
     """Plot the distance of lossy images over calls and over work, beside fewer steps (black).
 
-    Raises ValueError without matplotlib.
+    The axis of work ends a little above that of the pipeline. Raises ValueError without matplotlib.
     """
     with open_style() as pyplot:
         figure, axes = pyplot.subplots(1, 2, figsize=(11, 4.5), layout="constrained", sharey=True)
@@ -61,11 +62,12 @@ def plot_frontier(found: Frontier, file: Path) -> None:
             points = [one for one in found.points if one.recipe == recipe]
             rows = [{**one.flat(), "ink": one.distance} for one in points]
             style: dict[str, Any] = {**pick_style(index), "label": recipe}
-            style |= {"color": "black"} if recipe == FEWER else {}
+            style |= {"color": "black", "linestyle": "-"} if recipe == FEWER else {}
             for place, across in zip(axes, ("calls", "work"), strict=True):
                 _line(place, sorted(rows, key=lambda row: row["calls"]), across, "ink", style)
         name_axes(axes[0], "network calls in full", "PSNR on ink to all steps, dB")
         name_axes(axes[1], "share of the network's operations", "")
+        axes[1].set_xlim(0, MOST_WORK)
         axes[0].legend()
         save_figure(figure, file)
 
