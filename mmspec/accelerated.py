@@ -102,6 +102,11 @@ class Accelerated(Calls):
     def __exit__(self, *error: object) -> None:
         self.disable()
 
+    @property
+    def saved_parts(self) -> dict[str, Any]:
+        """The parts that `save_pretrained` writes: those that the user gave."""
+        return self.given
+
     def save_pretrained(self, folder: str | Path) -> None:
         """Save the recipe and its draft model, not the target, for `mmspec.load`.
 

@@ -33,7 +33,7 @@ def save(fast: Accelerated, folder: Path) -> None:
     """Write what `restore` reads, atomically. Raises ValueError for parts that cannot be saved."""
     if folder.is_file():
         raise ValueError(f"{folder} is a file; give save_pretrained a folder")
-    recipe, parts = fast.recipe, _serialise_parts(fast.recipe, fast.given)
+    recipe, parts = fast.recipe, _serialise_parts(fast.recipe, fast.saved_parts)
     name = fast.session.name or None
     content = {
         "recipe": recipe.name,

@@ -34,17 +34,19 @@ class MagnitudeGate(NetworkGate):
 
 @dataclass(frozen=True)
 class AccumulatedChangeGate(NetworkGate):
-    """Skip all blocks while the accumulated change of the filtered states is less than `change`.
+    """Skip all blocks while the accumulated change of an indicator is less than `change`.
 
-    SeaCache, after TeaCache (Liu et al. 2025): mean |a - b| / mean |b| between neighbouring steps,
-    summed since the last full step. At most `most` steps in a row are skipped (0: any number), none
-    of the first `warm_up`, and not the last one. Lossy; a change of 0 skips nothing.
+    TeaCache (Liu et al. 2025) and SeaCache: mean |a - b| / mean |b| between neighbouring steps, in
+    TeaCache rescaled by a polynomial, summed since the last full step. The indicator is the first
+    block's modulated input, or the filtered states. At most `most` steps in a row are skipped (0:
+    any number), none of the first `warm_up`, and not the last one. Lossy; a change of 0 skips
+    nothing.
     """
 
     change: float = 0.25
     most: int = 2
     warm_up: int = 1
-    use: ClassVar[str] = "the recipe sea-cache"
+    use: ClassVar[str] = "the recipes sea-cache and tea-cache"
 
     def __post_init__(self) -> None:
         check_number("threshold", self.change, 0, example=0.25)
@@ -80,3 +82,7 @@ class BroadcastGate(NetworkGate):
                 f"begin={self.begin} must be above end={self.end}, as timesteps fall from 1000 to "
                 "0; give begin=800, end=100"
             )
+
+    def count_fewest(self, steps: int) -> int:
+        skips = max(self.spatial, self.temporal, self.cross) > 1
+        return min(steps, 1) if skips else steps

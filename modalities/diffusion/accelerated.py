@@ -12,6 +12,11 @@ class AcceleratedPipeline(Accelerated):
 
     calls: ClassVar[tuple[str, ...]] = ("__call__", "generate")
 
+    @property
+    def saved_parts(self) -> dict[str, Any]:
+        """The parts that the user gave, and those that a call has measured (`mag-cache`)."""
+        return {**self.given, **self.session.runner.measured}
+
     def __call__(self, *args: Any, **arguments: Any) -> Any:
         """Run the pipeline.
 

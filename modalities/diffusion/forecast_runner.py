@@ -13,7 +13,7 @@ from dataclasses import replace
 from functools import wraps
 from time import perf_counter
 from types import MethodType
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -28,6 +28,14 @@ from mmspec.stats import forecast_stats
 
 log = logging.getLogger("mmspec")
 MAX_FORECAST_WORK = 0.5  # of a full step, without a warning
+
+
+@runtime_checkable
+class Measuring(Protocol):
+    """An architecture with options that its first call measures."""
+
+    @property
+    def measured(self) -> Mapping[str, Any]: ...
 
 
 class ForecastRunner:
@@ -45,6 +53,11 @@ class ForecastRunner:
         self.pipe, self.recipe, self.warned = pipe, recipe, False
         self.gate: Any = resolve(recipe.verifier, kit)
         self.forecasting = recipe.architecture(kit).under(self.gate)
+
+    @property
+    def measured(self) -> Mapping[str, Any]:
+        """Options of the recipe that an earlier call has measured."""
+        return self.forecasting.measured if isinstance(self.forecasting, Measuring) else {}
 
     def count_fewest(self, steps: int) -> int:
         """The fewest steps that are computed in full."""

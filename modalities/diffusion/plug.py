@@ -39,6 +39,9 @@ class PipelineRunner(Protocol):
     @property
     def sees(self) -> str: ...
 
+    @property
+    def measured(self) -> Mapping[str, Any]: ...  # parts of the recipe, by an earlier call
+
     warned: bool  # of calls that the recipe cannot speed up
 
     def count_fewest(self, steps: int) -> int: ...  # network calls at best

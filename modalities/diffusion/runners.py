@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, NoReturn
 
 import torch
@@ -42,6 +43,7 @@ class ChainRunner:
     """
 
     own = ("seed", "row_ids", "eta", "churn")
+    measured: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
         self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None, eta: float | None = None

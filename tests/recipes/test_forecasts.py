@@ -24,6 +24,7 @@ NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which nothing is forecast
     "first-block-cache": {"threshold": -1.0},
     "mag-cache": {"threshold": -1.0, "ratios": [1.0]},
     "sea-cache": {"threshold": 0.0},
+    "tea-cache": {"threshold": 0.0, "coefficients": [1.0, 0.0]},
     "pab": {"spatial": 1, "temporal": 1, "cross": 1},
 }
 SKIPPING: dict[str, dict[str, Any]] = {
@@ -32,6 +33,7 @@ SKIPPING: dict[str, dict[str, Any]] = {
     "first-block-cache": {"threshold": 1e9},
     "mag-cache": {"threshold": 1e9, "ratios": [1.0]},
     "sea-cache": {"threshold": 1e9},
+    "tea-cache": {"threshold": 1e9, "coefficients": [1.0, 0.0]},
     "pab": {},
 }
 
@@ -47,7 +49,7 @@ def _picture(pipe: Any, name: str, **extra: Any) -> Tensor:
     covering(("dit", "sd3", "flux", "pixart", "ltx"), tuple(NEUTRAL), strength=1),
 )
 def test_at_its_neutral_setting_a_recipe_is_the_pipeline(name: str, family: str) -> None:
-    if name in ("first-block-cache", "sea-cache") and family in ("sd3", "ltx"):
+    if name in ("first-block-cache", "sea-cache", "tea-cache") and family in ("sd3", "ltx"):
         pytest.skip("refused, or one block only")
     pipe = pipeline(family)
     torch.manual_seed(5)  # `seed=` sets it too: not all pipelines give their scheduler a generator
@@ -131,7 +133,7 @@ def test_a_call_without_forecasts_is_warned_of_once(
     fast: Any = mmspec.accelerate(pipe, name, **given)
     for seed in range(2):
         _picture(fast, "dit", seed=seed)
-    if name == "taylorseer":
+    if name in ("taylorseer", "pab"):
         assert [message.split(",")[0] for message in caplog.messages] == [
             f"{name!r} skips none of 6 steps"  # before the call: the cadence decides
         ]

@@ -30,6 +30,7 @@ LATENT_KNOBS: Mapping[str, Knob] = {
     "speca": Knob("base", (0.05, 0.1, 0.3, 1.0), lambda value: {"base": value, "floor": value / 3}),
     "first-block-cache": make_option("threshold", 0.05, 0.1, 0.15, 0.2, 0.3),
     "sea-cache": make_option("threshold", 0.05, 0.1, 0.2, 0.4),
+    "tea-cache": make_option("threshold", 0.05, 0.1, 0.2, 0.4),
     "mag-cache": make_option("threshold", 0.02, 0.05, 0.1, 0.2),
     "pab": make_option("spatial", 2, 3, 4),
     "paradigms": Knob(

@@ -8,6 +8,7 @@ hooks learn step, timestep and noise level, and everything is removed after the 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -29,6 +30,7 @@ from mmspec.drafters.forecast.features import (
 )
 from mmspec.drafters.forecast.steps import SamplerClock, check_finite, networks_of, time_of
 from mmspec.drafters.forecast.work import PassWork, count_operations
+from mmspec.errors import check_number, format_value
 
 
 @dataclass(frozen=True)
@@ -193,6 +195,38 @@ def check_streams(network: nn.Module, blocks: Sequence[nn.Module], title: str) -
             f"the last block of {type(network).__name__} has no text stream, which {title} "
             "requires; use the recipes speca or taylorseer"
         )
+
+
+def check_lists(name: str, lists: Sequence[Any], attached: AttachedNetworks) -> None:
+    """Note whether the lists of the networks are measured in this call.
+
+    Raises ValueError, and detaches, if there are some, but not one for each network.
+    """
+    if lists and len(lists) != len(attached.each):
+        attached()
+        raise ValueError(
+            f"{name}= has lists for {len(lists)} networks, but this pipeline has "
+            f"{len(attached.each)}; give one list for each, or drop {name}= to measure them"
+        )
+    attached.statistics.measures = not lists
+
+
+def parse_lists(name: str, given: Any, purpose: str, least: float = -math.inf) -> list[list[float]]:
+    """An option with a list of numbers for each network; a single list is that of one network.
+
+    Raises ValueError for anything else.
+    """
+    lists = given if isinstance(given, list | tuple) else [given]
+    nested = [list(one) if isinstance(one, list | tuple) else one for one in lists]
+    nested = nested if nested and isinstance(nested[0], list) else [nested]
+    if not all(nested):
+        raise ValueError(
+            f"{name}={format_value(given)} has an empty list; give one number for each, or drop "
+            f"{name}= {purpose}"
+        )
+    for one in (value for part in nested for value in part):
+        check_number(name, one, least, example=1.0)
+    return nested
 
 
 def hook_of(module: nn.Module, name: str) -> Any:

@@ -122,6 +122,12 @@ def _block_layers(block: nn.Module) -> list[tuple[nn.Module, type[Forecast] | ty
     ]
 
 
+def attention_layers(block: nn.Module) -> list[nn.Module]:
+    """The attention layers of a block, self-attention first."""
+    inside = dict(block.named_children())
+    return [inside[name] for name in _ATTENTION if name in inside]
+
+
 def transformer_blocks(network: nn.Module) -> list[nn.Module]:
     """The transformer blocks of a network, in execution order."""
     stacks = [stack for name, stack in network.named_children() if name in _STACKS]

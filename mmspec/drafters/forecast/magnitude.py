@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
@@ -24,8 +24,14 @@ from diffusers.hooks.mag_cache import (
 from torch import nn
 
 from mmspec.drafters.forecast.attached import AttachedNetworks
-from mmspec.drafters.forecast.cached import SamplerCall, attach_cache, check_blocks, hook_of
-from mmspec.errors import check_number, format_value
+from mmspec.drafters.forecast.cached import (
+    SamplerCall,
+    attach_cache,
+    check_blocks,
+    check_lists,
+    hook_of,
+    parse_lists,
+)
 from mmspec.recipe import Kit
 
 log = logging.getLogger("mmspec")
@@ -61,19 +67,18 @@ class MagnitudeCache:
             )
         return MagnitudeCache(gate, self.ratios)
 
+    @property
+    def measured(self) -> Mapping[str, Any]:
+        """Options that a call has measured; empty before."""
+        return {"ratios": self.ratios} if self.ratios else {}
+
     def attach(self, pipe: Any, samples: int | None = None) -> AttachedNetworks:
         """Attach the cache to the pipeline's networks for one call; call the result to detach it.
 
         Raises ValueError for networks that the cache of diffusers does not support.
         """
-        measures, attached = not self.ratios, attach_cache(self, pipe)
-        if self.ratios and len(self.ratios) != len(attached.each):
-            attached()
-            raise ValueError(
-                f"ratios= has lists for {len(self.ratios)} networks, but this pipeline has "
-                f"{len(attached.each)}; give one list for each, or drop ratios= to measure them"
-            )
-        attached.statistics.measures = measures
+        attached = attach_cache(self, pipe)
+        check_lists("ratios", self.ratios, attached)
         return attached
 
     def install(self, network: nn.Module, index: int) -> MagnitudeHooks:
@@ -141,14 +146,4 @@ def magnitude_cache(kit: Kit) -> MagnitudeCache:
     given: Any = kit.options["ratios"]
     if given is None:
         return MagnitudeCache()
-    lists = given if isinstance(given, list | tuple) else [given]
-    nested = [list(one) if isinstance(one, list | tuple) else one for one in lists]
-    nested = nested if nested and isinstance(nested[0], list) else [nested]
-    if not all(nested):
-        raise ValueError(
-            f"ratios={format_value(given)} has an empty list; give one ratio for each step, or "
-            "drop ratios= to measure them"
-        )
-    for ratio in (value for one in nested for value in one):
-        check_number("ratios", ratio, 0, example=1.0)
-    return MagnitudeCache(ratios=nested)
+    return MagnitudeCache(ratios=parse_lists("ratios", given, "to measure them", 0))

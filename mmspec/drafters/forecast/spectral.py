@@ -32,6 +32,11 @@ from mmspec.drafters.forecast.cached import (
 from mmspec.drafters.forecast.features import tensors
 from mmspec.recipe import Kit
 
+SEA_CACHE_HOOKS = (
+    *(_SEA_CACHE_POST_NORM_HOOK, _SEA_CACHE_BLOCK_HOOK),
+    *(_SEA_CACHE_LEADER_BLOCK_HOOK, _SEA_CACHE_ROOT_HOOK),
+)
+
 
 @runtime_checkable
 class AccumulatedChange(Protocol):
@@ -52,10 +57,7 @@ class SpectralCache:
     order: int = 1
     gate: AccumulatedChange | None = None
     title: ClassVar[str] = "diffusers' SeaCache"
-    hooks: ClassVar[tuple[str, ...]] = (
-        *(_SEA_CACHE_POST_NORM_HOOK, _SEA_CACHE_BLOCK_HOOK),
-        *(_SEA_CACHE_LEADER_BLOCK_HOOK, _SEA_CACHE_ROOT_HOOK),
-    )
+    hooks: ClassVar[tuple[str, ...]] = SEA_CACHE_HOOKS
 
     def __post_init__(self) -> None:
         if self.order not in (0, 1):

@@ -27,15 +27,20 @@ OFF: dict[str, dict[str, Any]] = {  # options at which nothing is reused
     "first-block-cache": {"threshold": -1.0},
     "mag-cache": {"threshold": -1.0, "ratios": RATIOS},
     "sea-cache": {"threshold": 0.0},
+    "tea-cache": {"threshold": 0.0, "coefficients": [1.0, 0.0]},
     "pab": {"spatial": 1, "temporal": 1, "cross": 1},
 }
 MOST: dict[str, dict[str, Any]] = {  # as much as the hooks allow
     "first-block-cache": {"threshold": 1e9},
     "mag-cache": {"threshold": 1e9, "most": 9, "retention": 0.0, "ratios": RATIOS},
     "sea-cache": {"threshold": 1e9, "most": 0},
+    "tea-cache": {"threshold": 1e9, "coefficients": [1.0, 0.0]},
     "pab": {"spatial": 9, "begin": 2000.0, "end": -1.0},
 }
-FULL = {"first-block-cache": 1, "mag-cache": 1, "sea-cache": 2, "pab": 1}  # steps with MOST
+FULL = {  # steps with MOST
+    **{"first-block-cache": 1, "mag-cache": 1, "pab": 1},
+    **{"sea-cache": 2, "tea-cache": 2},  # the last step too
+}
 
 
 def _accelerate(pipe: Any, name: str, options: dict[str, Any]) -> Any:
@@ -166,6 +171,7 @@ def test_ratios_are_measured_once_and_kept(caplog: pytest.LogCaptureFixture) -> 
     assert measured[0] == 1
     given = _accelerate(pipe, "mag-cache", {"threshold": 0.3, "retention": 0.0, "ratios": measured})
     assert torch.equal(draw(pipe, calling=given), skipping)
+    assert fast.saved_parts["ratios"] == [measured]  # by save_pretrained
     draw(pipe, calling=given, num_inference_steps=2 * STEPS)  # interpolated
     assert given.last_stats.unverified_tokens > count
     assert len(caplog.messages) == 1
