@@ -9,7 +9,7 @@ import re
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, cached_property
 
 import numpy as np
 from PIL import Image
@@ -30,10 +30,16 @@ _LINKS = ("then", "after that", "and finally")
 class ClipExample:
     """A clip, a prompt, a correct answer, and the facts that an answer must state."""
 
-    frames: list[Image.Image]
+    scene: MovingScene
     prompt: str
     answer: str
     facts: tuple[Fact, ...]
+    size: int = 96  # pixels of a frame
+
+    @cached_property
+    def frames(self) -> list[Image.Image]:
+        """All frames, at `motion.RATE_HZ`."""
+        return self.scene.render(self.size)
 
 
 def clip_examples(
@@ -46,7 +52,7 @@ def clip_examples(
     """Return `count` examples with frames of `size` pixels; the two splits share no scene."""
     found = []
     for scene, number in sample_moving_scenes(count, split, seed):
-        found.append(ClipExample(scene.render(size), *write_clip_text(scene, number, kind)))
+        found.append(ClipExample(scene, *write_clip_text(scene, number, kind), size))
     return found
 
 

@@ -18,6 +18,7 @@ from PIL import Image
 from mmspec.zoo.scene import BOARD, Scene, Split, Thing, sample
 
 FRAMES = 32
+MAX_RATE = 8  # times `RATE_HZ`, at which a clip can be drawn
 RATE_HZ = 2.0  # frames per second: a temporal patch of two frames lasts one second
 DIRECTIONS = ("left", "right", "up", "down")
 
@@ -49,18 +50,18 @@ class MovingScene:
     things: tuple[Thing, ...]
     moves: tuple[Move, ...]
 
-    def scene_at(self, frame: int) -> Scene:
-        """Return the scene of a frame."""
+    def scene_at(self, frame: float) -> Scene:
+        """Return the scene of a frame, or between two."""
         return Scene(tuple(self._thing_at(i, frame) for i in range(len(self.things))))
 
     def thing_at_end(self, thing: int) -> Thing:
         """Return a thing at its final place."""
         return self._thing_at(thing, FRAMES)
 
-    def render(self, size: int = 96) -> list[Image.Image]:
-        """Render all frames as square RGB images of `size` pixels."""
+    def render(self, size: int = 96, rate: int = 1) -> list[Image.Image]:
+        """Render all frames as square RGB images of `size` pixels, at `rate` times `RATE_HZ`."""
         images: dict[Scene, Image.Image] = {}  # most frames repeat the previous scene
-        scenes = [self.scene_at(frame) for frame in range(FRAMES)]
+        scenes = [self.scene_at(frame / rate) for frame in range(FRAMES * rate)]
         for scene in scenes:
             if scene not in images:
                 images[scene] = scene.render(size)
@@ -77,7 +78,7 @@ class MovingScene:
         key = zlib.crc32(repr((Scene(self.things).facts(), moves)).encode())
         return "held-out" if key % _HELD_OUT_ONE_IN == 0 else "train"
 
-    def _thing_at(self, thing: int, frame: int) -> Thing:
+    def _thing_at(self, thing: int, frame: float) -> Thing:
         one, move = self.things[thing], self.find_move(thing)
         if move is None or frame <= move.first:
             return one

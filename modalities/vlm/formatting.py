@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from importlib.resources import files
 from pathlib import Path
@@ -181,14 +182,16 @@ def _check_video(source: str, model: Any, settings: LanguageSettings) -> None:
 def _read_clip(settings: LanguageSettings) -> clips.VideoClip:
     assert settings.video is not None
     if settings.video == CLIP:
-        return read_scene_clip(moving.BUNDLED_CLIP.render(), settings)
+        return read_scene_clip(moving.BUNDLED_CLIP, settings)
     return clips.read(settings.video, settings.frames, settings.fps)
 
 
-def read_scene_clip(frames: Sequence[Image.Image], settings: LanguageSettings) -> clips.VideoClip:
-    """Read a clip of moving scenes: all of its frames, or those selected by the settings."""
+def read_scene_clip(scene: moving.MovingScene, settings: LanguageSettings) -> clips.VideoClip:
+    """Read a clip of moving scenes: at its own rate, or at the one that the settings ask for."""
     count = settings.frames or (None if settings.fps else moving.FRAMES)
-    return clips.read(frames, count, settings.fps, moving.RATE_HZ)
+    wanted = (count or 0) / moving.FRAMES, (settings.fps or 0) / moving.RATE_HZ
+    rate = min(max(1, math.ceil(max(wanted))), moving.MAX_RATE)
+    return clips.read(scene.render(rate=rate), count, settings.fps, rate * moving.RATE_HZ)
 
 
 def _open_image(source: str) -> Image.Image:

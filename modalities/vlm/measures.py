@@ -188,7 +188,7 @@ def _clip_workload(model: Any, formatter: Any, settings: Any, selection: Selecti
     examples = clip_examples(selection.count, "held-out", selection.seed, settings.kind)
     groups, made = group_batches(examples, selection.batch), []
     for group in groups:
-        videos = [read_scene_clip(one.frames, settings) for one in group]
+        videos = [read_scene_clip(one.scene, settings) for one in group]
         made.append(formatter.request([one.prompt for one in group], videos=videos))
     examples = [example for group in groups for example in group]
     quality = fact_accuracy(partial(_facts, formatter.processor, examples, score_clip))

@@ -8,6 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mmspec.modalities.vlm import LanguageSettings
+from mmspec.modalities.vlm.formatting import read_scene_clip
 from mmspec.zoo.clip_questions import (
     ClipExample,
     clip_examples,
@@ -52,6 +54,28 @@ def test_things_move_one_after_the_other_and_never_meet(scene: MovingScene) -> N
                 assert np.hypot(x - u, y - v) > 0.95 * (r + other)
 
 
+def test_a_higher_rate_shows_the_same_scene_in_between() -> None:
+    frames, more = (BUNDLED_CLIP.render(24, rate) for rate in (1, 4))
+    assert len(more) == 4 * len(frames) == 4 * FRAMES
+    assert all(np.array_equal(*pair) for pair in zip(frames, more[::4], strict=True))
+    moving = BUNDLED_CLIP.moves[0].first
+    assert not np.array_equal(more[4 * moving + 1], more[4 * moving])
+
+
+def test_a_clip_has_the_frames_that_are_asked_for() -> None:
+    for asked, count, rate_hz in (
+        ({}, 32, 2.0),
+        ({"frames": 8}, 8, 2.0),
+        ({"frames": 128}, 128, 8.0),
+        ({"fps": 1.0}, 16, 2.0),
+        ({"fps": 3.0}, 48, 4.0),
+    ):
+        clip = read_scene_clip(BUNDLED_CLIP, LanguageSettings(**asked))
+        assert (len(clip.frames), clip.rate_hz) == (count, rate_hz)
+    with pytest.raises(ValueError, match="frames=300 of the list, which has 256"):
+        read_scene_clip(BUNDLED_CLIP, LanguageSettings(frames=300))
+
+
 def test_frames_match_the_moves() -> None:
     frames = [np.asarray(frame).astype(int) for frame in BUNDLED_CLIP.render(96)]
     changed = [np.abs(a - b).max() > 60 for a, b in itertools.pairwise(frames)]
@@ -84,7 +108,7 @@ def test_right_answers_are_right_and_others_are_not(kind: Any) -> None:
 )
 def test_a_wrong_word_costs_its_fact(right: str, wrong: str, lost: int) -> None:
     prompt, answer, facts = write_clip_text(BUNDLED_CLIP, 0, "caption")
-    example = ClipExample([], prompt, answer, facts)
+    example = ClipExample(BUNDLED_CLIP, prompt, answer, facts)
     assert right in answer
     said = answer.replace(right, wrong, 1)
     assert score_clip(example, said) == (len(facts) - lost, len(facts))
@@ -92,7 +116,7 @@ def test_a_wrong_word_costs_its_fact(right: str, wrong: str, lost: int) -> None:
 
 def test_what_is_made_up_counts_as_wrong() -> None:
     prompt, answer, facts = write_clip_text(BUNDLED_CLIP, 0, "caption")
-    example = ClipExample([], prompt, answer, facts)
+    example = ClipExample(BUNDLED_CLIP, prompt, answer, facts)
     more = answer + " the red cross moves up from bottom to top."
     right, asked = score_clip(example, more)
     assert asked == len(facts) + 1
@@ -101,7 +125,7 @@ def test_what_is_made_up_counts_as_wrong() -> None:
 
 def test_facts_of_motion_leave_out_where_things_are_at_first_and_at_last() -> None:
     prompt, answer, facts = write_clip_text(BUNDLED_CLIP, 0, "caption")
-    example = ClipExample([], prompt, answer, facts)
+    example = ClipExample(BUNDLED_CLIP, prompt, answer, facts)
     assert score_motion(example, answer) == (3, 3)  # two moves and their order
     first, rest = answer.split(". ", 1)
     moves, _ = rest.split(" at last ")
@@ -117,5 +141,5 @@ def test_order_counts() -> None:
     prompt, answer, facts = write_clip_text(BUNDLED_CLIP, 0, "caption")
     first, second = (s for s in answer.split(". ") if " moves " in s)
     swapped = answer.replace(first, "@").replace(second, first).replace("@", second)
-    example = ClipExample([], prompt, answer, facts)
+    example = ClipExample(BUNDLED_CLIP, prompt, answer, facts)
     assert score_clip(example, swapped) == (len(facts) - 1, len(facts))

@@ -117,7 +117,7 @@ def clip_qwen(shape: LanguageShape, tokenizer: PreTrainedTokenizerFast) -> PreTr
     config: Any = qwen(shape, tokenizer).config
     half = shape.width // shape.heads // 2
     config.text_config.rope_parameters |= {"mrope_section": [4, 1, half - 5]}
-    config.text_config.max_position_embeddings = 2048
+    config.text_config.max_position_embeddings = 4096
     config.vision_config.tokens_per_second = 1
     return Qwen2_5_VLForConditionalGeneration(config)
 

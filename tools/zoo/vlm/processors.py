@@ -119,7 +119,7 @@ def qwen_processor(**more: Any) -> ProcessorMixin:
 def clip_processor() -> ProcessorMixin:
     """Build the processor of the clip models: 36 tokens per two frames."""
     words = tuple(word for word in clip_words() if word not in vocabulary())
-    return qwen_processor(more=words, model_max_length=2048)
+    return qwen_processor(more=words, model_max_length=4096)
 
 
 def request_processor(family: str) -> ProcessorMixin:
