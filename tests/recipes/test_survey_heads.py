@@ -23,7 +23,7 @@ from tests.targets.tokens.test_turns import GREEDY, two_turns
 from tests.toys.readers import backbone
 
 pytestmark = pytest.mark.exhaustive
-RATES = {"amphista": 4e-3, "owl": 1e-2, "pass-sampling": 0.3}
+RATES = {"amphista": 4e-3, "falcon": 4e-3, "owl": 1e-2, "pass-sampling": 0.3}
 NAMES = tuple(RATES)
 SAMPLED: dict[str, Any] = {"max_new_tokens": 9, "temperature": 1.0, "top_k": 30, "seed": 3}
 

@@ -23,7 +23,7 @@ from tests.drafters.state_heads import LAYERS, head_of, target, zero_head
 ROOM = 10
 NAMES = (
     *("eagle-3", "hass", "msd", "hivis", "vispec", "medusa", "hydra", "hydra-pp", "kangaroo"),
-    *("fastvlm", "specflash", "dream", "specvlm", "aasd", "amphista", "owl"),
+    *("fastvlm", "specflash", "dream", "specvlm", "aasd", "amphista", "falcon", "owl"),
 )
 SAMPLED = {"temperature": 1.0, "top_k": 30, "seed": 3}
 FAMILIES = ("llava", "qwen2_5_vl", "gemma3")

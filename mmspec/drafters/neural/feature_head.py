@@ -154,7 +154,7 @@ class FeatureDraft(DraftModel):
 
         A `draft` (B, N) with `draft_states` (1, N, D) is read after them, and not cached.
         """
-        unread = self._unread_block(context, state, draft, draft_states)
+        unread = self.unread_block(context, state, draft, draft_states)
         out = self.read_block(state, unread.block, unread.more[0])
         unread.commit()
         return out
@@ -162,10 +162,10 @@ class FeatureDraft(DraftModel):
     def first_block(self, context: Context, state: HeadState) -> FirstBlock | None:
         if len(state.fresh) > context.batch:  # both branches of guidance
             return None
-        found = self._unread_block(context, state)
+        found = self.unread_block(context, state)
         return replace(found, more=self._more(state, found.more[0], 0))
 
-    def _unread_block(
+    def unread_block(
         self,
         context: Context,
         state: HeadState,
