@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -271,17 +272,22 @@ def format_value(value: Any) -> str:
 def parse_parameters(text: str, known: Mapping[str, Any], name: str) -> dict[str, Any]:
     """Parse `keep=0.25,mass=1`; `known` are the parameters of `name` and their defaults.
 
-    Raises ValueError for unknown parameters, listing the known ones, and for values of another
-    type than the default's.
+    A comma separates where a name follows it, so that paths may have some. Raises ValueError for
+    unknown parameters, listing the known ones, and for values of another type than the default's.
     """
     given = {}
-    for pair in filter(None, text.split(",")):
+    for pair in split_parameters(text):
         key, _, value = pair.partition("=")
         if key not in known or not value:
             listed = ", ".join(f"{key}={default}" for key, default in known.items()) or "none"
             raise ValueError(f"{pair!r} is not a parameter of {name!r}; it has {listed}")
         given[key] = _value(value, known[key], pair)
     return given
+
+
+def split_parameters(text: str) -> list[str]:
+    """The pairs of `keep=0.25,mass=1`."""
+    return [pair for pair in re.split(r",(?=\w+=|$)", text) if pair]
 
 
 def _value(text: str, default: Any, pair: str) -> Any:

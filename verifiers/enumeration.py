@@ -85,24 +85,41 @@ def enumerate_rounds(
     """Run every draft and decision through `verifier.verify`; rules walk with `Recursive`."""
     if isinstance(tree, int):
         tree = Tree.branching([tree])
-    walk = verifier if isinstance(verifier, Verifier) else Recursive(verifier)
-    target, drafter = _tables(p, tree.depth + 1), _tables(q, max(tree.depth, 1))
-    tokens, weight, distributions, after = _drafts(drafter, tree, kind)
+    tokens, weight, distributions = _drafts(_tables(q, max(tree.depth, 1)), tree, kind)
     draft = Draft.from_tree(tree, tokens, kind, None if kind is Kind.DET else distributions)
-    rows = [_pick(target, 0, torch.zeros_like(tokens[:, 0])) if tree.nodes else target[0][[0]]]
-    rows += [_pick(target, depth + 1, after[:, i]) for i, depth in enumerate(tree.depths)]
-    position = torch.tensor([0, *(depth + 1 for depth in tree.depths)]).expand(len(tokens), -1)
-    scores = Scores(Categorical.stack(rows), position)
-    size = scores.distribution.size if isinstance(scores.distribution, Categorical) else 0
-    masses = [torch.zeros(size**length, dtype=torch.float64) for length in range(tree.depth + 2)]
-    lengths = torch.zeros(tree.depth + 1, dtype=torch.float64)
+    return enumerate_verdicts(p, draft, weight, verifier)
+
+
+def enumerate_verdicts(
+    p: Table, draft: Draft, weight: Tensor, verifier: Verifier | Rule, depth: int | None = None
+) -> Enumeration:
+    """Run every decision about given drafts, one a row, of which row r has probability weight[r].
+
+    `depth` is the number of levels of the deepest; default: of its tree.
+    """
+    walk = verifier if isinstance(verifier, Verifier) else Recursive(verifier)
+    if depth is None:
+        assert draft.tree is not None
+        depth = draft.tree.depth
+    target, levels = _tables(p, depth + 1), draft.depths() + 1
+    size = target[0].size
+    codes = torch.zeros(draft.batch, 1 + draft.nodes, dtype=torch.int64)  # of prefixes, in base V
+    for node, token in enumerate(draft.tokens.unbind(1)):
+        before = codes.gather(1, draft.parents[:, node : node + 1] + 1)[:, 0]
+        codes[:, node + 1] = before * size + token
+    starts = torch.tensor([0, *(len(one.scores) for one in target)]).cumsum(0)  # of each level
+    rows = starts[torch.cat((torch.zeros_like(codes[:, :1]), levels), 1)] + codes
+    position = torch.cat((torch.zeros_like(codes[:, :1]), levels), 1)
+    scores = Scores(Categorical.cat(target, 0)[rows], position)
+    masses = [torch.zeros(size**length, dtype=torch.float64) for length in range(depth + 2)]
+    lengths = torch.zeros(depth + 1, dtype=torch.float64)
     for origin, chance, verdict in _outcomes(walk, draft, scores):
         share = weight[origin] * chance
         lengths.index_add_(0, verdict.length, share)
-        _emit(masses, tokens[origin], verdict, share, size)
-    for length in range(1, tree.depth + 1):  # completed by the target
+        _emit(masses, draft.tokens[origin], verdict, share, size)
+    for length in range(1, depth + 1):  # completed by the target
         masses[length + 1] += (masses[length][:, None] * target[length].probs).flatten()
-    return Enumeration(masses[-1].reshape((size,) * (tree.depth + 1)), lengths)
+    return Enumeration(masses[-1].reshape((size,) * (depth + 1)), lengths)
 
 
 @dataclass
@@ -227,8 +244,8 @@ def _outcomes(
 
 def _drafts(
     tables: list[Categorical], tree: Tree, kind: Kind
-) -> tuple[Tensor, Tensor, Categorical, Tensor]:
-    """All drafts of `tree`: tokens (R, N), weights (R,), distributions (R, N), prefixes (R, N)."""
+) -> tuple[Tensor, Tensor, Categorical]:
+    """All drafts of `tree`: tokens (R, N), weights (R,), distributions (R, N)."""
     size = tables[0].size
     tokens = torch.zeros(1, 0, dtype=torch.int64)
     weight = torch.ones(1, dtype=torch.float64)
@@ -248,7 +265,7 @@ def _drafts(
     stacked = (
         Categorical.stack(distributions) if distributions else Categorical(torch.zeros(1, 0, size))
     )
-    return tokens, weight, stacked, codes[:, 1:]
+    return tokens, weight, stacked
 
 
 def _conditional(q: Categorical, earlier: Tensor, kind: Kind, last: bool) -> Tensor:  # (R, V)

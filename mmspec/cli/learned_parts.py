@@ -1,4 +1,4 @@
-"""`mmspec train stop` and `mmspec train judge`: small networks beside a draft model."""
+"""`mmspec train stop`, `tree` and `judge`: small networks beside a draft model."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from mmspec.drafters.shapes import Shape
 from mmspec.recipe import LINEAR
 from mmspec.training.judges import same_end, train_judge
 from mmspec.training.stops import train_stop
+from mmspec.training.tree_heads import train_tree
 
 RECIPE = "speculative-sampling"  # drafts and verifies while the networks are trained
 
@@ -44,10 +45,46 @@ def stop(
     _report(
         options,
         document,
-        f'{out}: for accelerate(model, drafter=..., length=SpecDecPP("{out}")), or Disco',
+        f"{out}: for --length specdec-pp:head={out}, or disco:head={out}",
         [
             ("drafted tokens", found.num_tokens),
             ("accepted", format_percent(found.acceptance)),
+            ("loss", f"{found.loss:.3f}"),
+        ],
+    )
+
+
+def tree(
+    options: ModelOptions,
+    out: Path,
+    prompt: list[str] | None,
+    prompts: int,
+    depth: int,
+    nodes: int,
+    steps: int,
+) -> None:
+    """Train a tree head and save it."""
+    loaded = _load(options, out, chains=False)
+
+    def bind(shape: Shape) -> Any:
+        return loaded.accelerate(loaded.selection.recipe, tree=shape)
+
+    requests = _requests(loaded, prompt, prompts, options.seed)
+    found = train_tree(bind, requests, depth, nodes, steps, seed=options.seed)
+    found.head.save(out)
+    document = {
+        "out": str(out),
+        "nodes": found.num_nodes,
+        "accepted": found.accepted,
+        "loss": found.loss,
+    }
+    _report(
+        options,
+        document,
+        f"{out}: for --tree c2t:head={out}",
+        [
+            ("drafted nodes", found.num_nodes),
+            ("accepted", format_percent(found.accepted)),
             ("loss", f"{found.loss:.3f}"),
         ],
     )
@@ -93,15 +130,16 @@ def judge(
     )
 
 
-def _load(options: ModelOptions, out: Path) -> LoadedModels:
-    """Load the models. Raises ValueError for a recipe that drafts no chain of a draft model."""
+def _load(options: ModelOptions, out: Path, chains: bool = True) -> LoadedModels:
+    """Load the models. Raises ValueError for a recipe without a draft model, or without chains."""
     check_writable("--out", out, (".safetensors",))
     loaded = load(options, select(options))
     recipe = recipes.get(loaded.selection.recipe)
-    if not recipe.takes_drafter or recipe.execution.walk != LINEAR:
+    if not recipe.takes_drafter or (chains and recipe.execution.walk != LINEAR):
+        what = "chains with a draft model" if chains else "with a draft model"
         raise ValueError(
-            f"recipe {recipe.name!r} drafts no chains with a draft model, so it has no tokens to "
-            f"train on; give --recipe {RECIPE}"
+            f"recipe {recipe.name!r} does not draft {what}, so it has no tokens to train on; give "
+            f"--recipe {RECIPE if chains else 'coupled'}"
         )
     return loaded
 

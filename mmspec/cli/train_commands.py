@@ -206,6 +206,21 @@ def stop(
     """Train what decides the draft length from the draft distribution (SpecDec++, DISCO)."""
 
 
+@app.command("tree")
+@model_command("mmspec.cli.learned_parts:tree", "train", without=PARTS, recipe=["coupled"])
+def tree(
+    out: Annotated[Path, typer.Option(help="File to write, .safetensors.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Prompts; default: bundled examples.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of examples.")] = 64,
+    depth: Annotated[int, typer.Option(min=1, max=64, help="Levels of each tree.")] = 6,
+    nodes: Annotated[int, typer.Option(min=1, max=4096, help="Nodes of each tree.")] = 48,
+    steps: Annotated[int, typer.Option(min=1, max=10**6)] = 500,
+) -> None:
+    """Train what decides which nodes of a dynamic tree are drafted (C2T)."""
+
+
 @app.command("judge")
 @model_command(
     "mmspec.cli.learned_parts:judge", "train", without=PARTS, recipe=["speculative-sampling"]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
 from functools import lru_cache
-from importlib import import_module
 from typing import Any, ClassVar
 
 import torch
@@ -26,6 +25,7 @@ from mmspec.drafters.draft_model import (
 )
 from mmspec.drafters.lengths.goodput import parse
 from mmspec.drafters.lengths.length import Fixed, Length, max_useful_length, useful_lengths
+from mmspec.drafters.named import make_named
 from mmspec.drafters.trees.draws import (
     draw,
     draw_fresh_noise,
@@ -312,15 +312,21 @@ def _parent_rows(tree: Tree) -> tuple[int, ...]:  # (N,)
 _NAMED = {  # module and class of each named shape, imported on use
     "auto": "auto_tree.AutoTree",
     "dynamic": "dynamic_tree.DynamicTree",
+    "dyspec": "dyspec.DySpec",
     "best-first": "best_first.BestFirstTree",
+    "c2t": "c2t.C2T",
     "entropy": "entropy_tree.EntropyTree",
     "parallel": "parallel_tree.ParallelTree",
+    "propd": "propd.ProPD",
     "stochastic-beam": "stochastic_beam.StochasticBeam",
 }
 
 
 def shape_of(default: Any, tree: Any, length: Any) -> Any:
-    """Return the shape for `tree=` (a topology), `length=` (a draft length), or the default."""
+    """Return the shape for `tree=` (a topology), `length=` (a draft length), or the default.
+
+    Names take parameters: "dynamic:depth=6,nodes=40".
+    """
     if tree is not None and length is not None:
         raise ValueError("tree= and length= both set the draft size; give one of them")
     if length is not None:
@@ -331,9 +337,8 @@ def shape_of(default: Any, tree: Any, length: Any) -> Any:
         return StaticTree(tree)
     if isinstance(tree, Shape):
         return tree
-    if isinstance(tree, str) and tree in _NAMED:
-        home, _, name = _NAMED[tree].partition(".")
-        return getattr(import_module(f"mmspec.drafters.trees.{home}"), name)()
+    if (made := make_named(tree, _NAMED, "mmspec.drafters.trees")) is not None:
+        return made
     if isinstance(tree, list | tuple) and tree:
         return StaticTree(Tree.branching(tree))
     raise ValueError(

@@ -1,4 +1,4 @@
-"""`mmspec train stop` and `mmspec train judge`: files that recipes load."""
+"""`mmspec train stop`, `tree` and `judge`: files that recipes load."""
 
 from __future__ import annotations
 
@@ -15,20 +15,29 @@ from tests.toys.folders import text_pair
 pytestmark = pytest.mark.exhaustive
 
 
-def test_both_are_trained_saved_and_loaded(
+def test_all_are_trained_saved_and_given_on_the_command_line(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     text_pair(tmp_path)
     pair = ["--model", str(tmp_path / "text"), "--drafter", str(tmp_path / "text-drafter")]
     prompts = ["--prompt", "w5 w9 w7", "--prompt", "w20 w31 w8 w9", "--prompts", "2", "--json"]
+    short = ["--max-new-tokens", "8", "--steps", "5"]
     out = tmp_path / "stop.safetensors"
-    asked = ["train", "stop", *pair, *prompts, "--steps", "5", "--out", str(out)]
+    asked = ["train", "stop", *pair, *prompts, *short, "--out", str(out)]
     assert main(asked) == 0
     assert json.loads(capsys.readouterr().out)["tokens"] > 0
     assert isinstance(StopHead.load(out), StopHead)
+    told = ["generate", *pair, "--prompt", "w5 w9 w7", "--max-new-tokens", "8", "--json"]
+    assert main([*told, "--recipe", "coupled", "--length", f"disco:head={out}"]) == 0
+    assert json.loads(capsys.readouterr().out)["stats"]["exact"]
+    out = tmp_path / "tree.safetensors"
+    assert main(["train", "tree", *pair, *prompts, *short, "--out", str(out)]) == 0
+    assert json.loads(capsys.readouterr().out)["nodes"] > 0
+    assert main([*told, "--recipe", "coupled", "--tree", f"c2t:head={out},threshold=0"]) == 0
+    assert json.loads(capsys.readouterr().out)["stats"]["num_draft_tokens"] > 0
     out = tmp_path / "judge.safetensors"
-    asked = ["train", "judge", *pair, *prompts, "--max-new-tokens", "8", "--tail", "2"]
-    code = main([*asked, "--steps", "5", "--out", str(out)])
+    asked = ["train", "judge", *pair, *prompts, *short, "--tail", "2", "--out", str(out)]
+    code = main(asked)
     said = capsys.readouterr()
     if code == 0:  # random models may refuse nothing harmless
         assert json.loads(said.out)["tokens"] > 0

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from statistics import median_low
 
 from mmspec.draft import Round
 from mmspec.drafters.lengths.length import (
-    AdaptiveEntropy,
-    Confidence,
-    Entropy,
     Fixed,
-    Heuristic,
     Length,
     acceptance_counts,
     max_useful_length,
 )
-from mmspec.drafters.lengths.thompson import Thompson
+from mmspec.drafters.named import make_named
 from mmspec.targets.tokens.context import Context
 
 log = logging.getLogger("mmspec")
@@ -231,24 +227,27 @@ class Auto(Length):
             state.num_accepted[place] *= share
 
 
-_NAMED: dict[str, Callable[[], Length]] = {
-    "auto": Auto,
-    "heuristic": Heuristic,
-    "entropy": Entropy,
-    "adaptive-entropy": AdaptiveEntropy,
-    "confidence": Confidence,
-    "thompson": Thompson,
+_NAMED = {  # module and class of each named length, imported on use
+    "auto": "goodput.Auto",
+    "heuristic": "length.Heuristic",
+    "entropy": "length.Entropy",
+    "adaptive-entropy": "length.AdaptiveEntropy",
+    "confidence": "length.Confidence",
+    "thompson": "thompson.Thompson",
+    "specdec-pp": "learned.SpecDecPP",
+    "disco": "learned.Disco",
 }
 
 
 def parse(spec: int | str | Length) -> Length:
-    """Parse a draft length: 5, "auto", "entropy", or a `Length`."""
+    """Parse a draft length: 5, "auto", "entropy:h=0.4", "specdec-pp:head=FILE", or a `Length`."""
     if isinstance(spec, int) and not isinstance(spec, bool) and spec >= 0:
         return Fixed(spec)
-    if isinstance(spec, str) and spec in _NAMED:
-        return _NAMED[spec]()
     if isinstance(spec, Length):
         return spec
+    made: Length | None = make_named(spec, _NAMED, "mmspec.drafters.lengths")
+    if made is not None:
+        return made
     raise ValueError(
         f"length={spec!r} is not a draft length; give a number of tokens (0 or more), one of "
         f"{', '.join(repr(name) for name in _NAMED)}, or a mmspec.drafters.lengths.length.Length"

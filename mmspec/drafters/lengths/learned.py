@@ -12,13 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from mmspec.distributions.categorical import Categorical
+from mmspec.drafters.acceptance import AcceptanceHead
 from mmspec.drafters.lengths.length import Length
-from mmspec.errors import check_is_file, check_number
+from mmspec.errors import check_number
 from mmspec.targets.tokens.context import Context
 
 FEATURES = 4  # of `stop_features`
@@ -34,34 +33,12 @@ def stop_features(distribution: Categorical, step: int) -> Tensor:  # (B, 1) or 
     return torch.stack((entropy, *best.unbind(-1), place), -1)
 
 
-class StopHead(nn.Module):
+class StopHead(AcceptanceHead):
     """Predicts the acceptance of a drafted token from `stop_features`: logits (...)."""
 
-    def __init__(self, width: int = 16) -> None:
-        super().__init__()
-        self.net = nn.Sequential(nn.Linear(FEATURES, width), nn.SiLU(), nn.Linear(width, 1))
-
-    def forward(self, features: Tensor) -> Tensor:  # (..., 4) -> (...)
-        logits: Tensor = self.net(features)
-        return logits[..., 0]
-
-    def save(self, file: str | Path) -> None:
-        """Write a safetensors file."""
-        save_file({name: one.contiguous() for name, one in self.state_dict().items()}, str(file))
-
-    @classmethod
-    def load(cls, file: str | Path) -> StopHead:
-        """Read a file of `save`. Raises ValueError for other files."""
-        check_is_file(Path(file))
-        try:
-            weights = load_file(str(file))
-            head = cls(len(weights["net.0.bias"]))
-            head.load_state_dict(weights)
-        except (SafetensorError, OSError, KeyError, RuntimeError) as error:
-            raise ValueError(
-                f"{file} holds no stop head ({error}); make one with `mmspec train stop`"
-            ) from error
-        return head.eval()
+    features = FEATURES
+    noun = "stop head"
+    command = "mmspec train stop"
 
 
 @dataclass
@@ -86,10 +63,7 @@ class LearnedStop(Length):
     def __post_init__(self) -> None:
         super().__post_init__()
         check_number("threshold", self.threshold, 0, 1, example=0.5)
-        if isinstance(self.head, str | Path):
-            object.__setattr__(self, "head", StopHead.load(self.head))
-        elif not isinstance(self.head, StopHead):
-            raise ValueError(f"head is {self.head!r}; give a StopHead, or the file of one")
+        object.__setattr__(self, "head", StopHead.read(self.head))
 
     def begin(self) -> Progress:
         return Progress()

@@ -97,7 +97,7 @@ def test_shapes_are_known_by_name() -> None:
     assert shape_of(None, "best-first", None) == BestFirstTree()
     assert shape_of(None, "entropy", None) == EntropyTree()
     assert shape_of(None, "dynamic", None) == DynamicTree()
-    with pytest.raises(ValueError, match="'best-first', 'entropy', 'parallel'"):
+    with pytest.raises(ValueError, match="'best-first', 'c2t', 'entropy', 'parallel'"):
         shape_of(None, "bushy", None)
 
 

@@ -1,0 +1,23 @@
+"""Heads that predict acceptance are read from their own files alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from mmspec.drafters.lengths.learned import StopHead
+from mmspec.drafters.trees.c2t import TreeHead
+
+
+def test_a_head_comes_back_from_its_file(tmp_path: Path) -> None:
+    head, file = TreeHead(width=5), tmp_path / "tree.safetensors"
+    head.save(file)
+    features = torch.rand(4, 3)
+    assert torch.equal(TreeHead.read(str(file))(features), head(features))
+    assert TreeHead.read(head) is head
+    with pytest.raises(ValueError, match="holds no stop head"):
+        StopHead.load(file)
+    with pytest.raises(ValueError, match="give a StopHead"):
+        StopHead.read(head)
