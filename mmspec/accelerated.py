@@ -63,6 +63,7 @@ class Accelerated(Calls):
         self.session: Any = session
         self.modality = modality
         self.given = dict(given)  # the parts that the user replaced, for save_pretrained
+        self.files: dict[str, Path] = {}  # those that parts name, likewise
         self.last_stats: Stats | None = None
         self.warned = self.is_disabled = False
         self.remake: partial[Accelerated] | None = None  # set by `accelerate`

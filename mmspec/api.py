@@ -21,7 +21,7 @@ from mmspec.errors import check_same_kind, unknown_message
 from mmspec.modality import Modality
 from mmspec.models.own_heads import find_weights
 from mmspec.recipe import Recipe
-from mmspec.saving import restore
+from mmspec.saving import restore, split_files
 
 log = logging.getLogger("mmspec")
 PARTS = ("recipe", "drafter", "verifier", "modality")
@@ -85,11 +85,13 @@ def accelerate(
     given = {name: value for name, value in parts.items() if value is not None}
     if verifier is not None:
         given["verifier"] = verifier
+    saved, files = split_files(given, plan.options)
     plan = _replace_parts(plan, _resolve_verifier(verifier, owner), parts)
     own = {name: value for name, value in given.items() if name in owner.parts}
     session = plug.session(model, plan, drafter, own)
     _warn_of_self_drafting(plan, drafter, source)
-    made = session.interface(session, owner, given)
+    made = session.interface(session, owner, saved)
+    made.files = files
     again = {"drafter": drafter, "verifier": verifier, "modality": modality, **parts}
     made.remake = partial(accelerate, model, recipe, **again)
     return made
