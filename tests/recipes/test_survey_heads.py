@@ -23,7 +23,13 @@ from tests.targets.tokens.test_turns import GREEDY, two_turns
 from tests.toys.readers import backbone
 
 pytestmark = pytest.mark.exhaustive
-RATES = {"amphista": 4e-3, "falcon": 4e-3, "owl": 1e-2, "pass-sampling": 0.3}
+RATES = {
+    "amphista": 4e-3,
+    "falcon": 4e-3,
+    "mixture-of-attentions": 4e-3,
+    "owl": 1e-2,
+    "pass-sampling": 0.3,
+}
 NAMES = tuple(RATES)
 SAMPLED: dict[str, Any] = {"max_new_tokens": 9, "temperature": 1.0, "top_k": 30, "seed": 3}
 
@@ -42,6 +48,7 @@ def test_training_lowers_the_loss_and_raises_acceptance(name: str) -> None:
     example, reader, seen = lesson("llava", 3), backbone(target("llava")), list[float]()
     training: Any = recipes.get(name).training
     head, kept = new_head(name), list[int]()
+    reader.model.zero_grad()  # of other tests
     for steps in (0, 50):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
