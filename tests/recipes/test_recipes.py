@@ -136,7 +136,7 @@ MIXED = (
     "sjd2",
     "ssd",
 )
-SHARED = ("osd", "pool", "pool-lookup", "token-recycling", "ugsd", "vvs")
+SHARED = ("osd", "pipeinfer", "pool", "pool-lookup", "token-recycling", "ugsd", "vvs")
 AHEAD = ("pearl", "hippo", "parallelvlm")
 ONE_OF_EACH = (*AHEAD, "eagle-3", "std", "suffix")
 

@@ -8,13 +8,18 @@ The token that the target adds after a fully accepted window is at the position 
 drafted ahead: if they agree the next window is ready, otherwise all of it is dropped. So every
 token belongs to a window, and no token is drafted twice. Rows of a batch differ: while one verifies
 a window that was ready, another without one verifies nothing and drafts beside it.
+
+With several windows ahead, drafting does not wait for the target, nor the target for a window:
+
+    ahead        draft x0 x1 x2 | target: p(x1) .. p(x3)  | target: p(x4) .. p(x5)
+                                | draft x3 x4 x5 | x6 x7  | draft x8 ...
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from threading import Thread
+from threading import Event, Thread
 from typing import Any, ClassVar
 
 import torch
@@ -32,7 +37,7 @@ from mmspec.drafters.neural.small_model import (
     SmallModel,
 )
 from mmspec.drafters.shapes import SAMPLED_KINDS, Chain
-from mmspec.errors import is_integer
+from mmspec.errors import check_number, is_integer
 from mmspec.models.compatibility import check_same_device
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.memory import build_block, to_column
@@ -50,6 +55,12 @@ class PipelinedDrafter(MultiKindDrafter, ModelDrafter):
     it is drafted; the whole `window` is a round without overlap. A window that is ready has
     `window` - 1 unverified tokens, because its first one was the target's.
 
+    With `ahead` above 1 the target verifies what is ready, at most a window, while up to that many
+    windows are drafted, and drafting stops at the next token when the target has verified (early
+    cancellation of PipeInfer, Butler et al. 2024; the token buffer of AMUSD, McDanel 2024). How
+    much was drafted then depends on the time it took: tokens do with rules that draw anew, and not
+    with greedy decoding or coupled noise. Where no thread is used, one window is drafted ahead.
+
     On a CPU the draft model runs in a thread; with processors that need tokens, and on
     accelerators, its kernels are queued before the target's, so that two devices overlap and one
     device runs them in this order. Each row of a batch keeps or drops its own window, so acceptance
@@ -60,6 +71,7 @@ class PipelinedDrafter(MultiKindDrafter, ModelDrafter):
     model: SmallModel
     window: int
     refill: int = 0
+    ahead: int = 1  # windows
     kind: Kind | None = None
     choices: ClassVar[tuple[Kind, ...]] = Chain.kinds
 
@@ -69,17 +81,20 @@ class PipelinedDrafter(MultiKindDrafter, ModelDrafter):
     def propose(self, context: Context, state: _PipelineState) -> Draft:
         longest = max_useful_length(context)
         state.sent = [
-            0 if finished else min(len(row) or self.refill, longest)
+            0 if finished else min(len(row) or self.refill, self.window, longest)
             for row, finished in zip(state.places, context.finished, strict=True)
         ]
+        ahead = self.ahead if BackgroundTask.needs_thread(context) else 1
         goal = [
-            sent + self.window if sent < longest and not finished else sent
+            sent + max(self.window, min(self.window * ahead, longest + 1 - sent))
+            if sent < longest and not finished
+            else sent
             for sent, finished in zip(state.sent, context.finished, strict=True)
         ]
         self._extend_draft(context, state, state.sent, goal)
         draft = self._make_draft(context, state)
         state.task = None
-        if goal != state.sent:
+        if any(len(row) < high for row, high in zip(state.places, goal, strict=True)):
             state.task = BackgroundTask.of(
                 context, lambda own: self._extend_draft(own, state, goal, goal)
             )
@@ -104,6 +119,8 @@ class PipelinedDrafter(MultiKindDrafter, ModelDrafter):
         self, context: Context, state: _PipelineState, draft: Draft, scores: Scores, round_: Round
     ) -> _PipelineState:
         if state.task is not None:
+            if self.ahead > 1:
+                state.is_cancelled.set()
             state.task.join()
         match = _match_draft(state, round_)
         before = [
@@ -127,9 +144,11 @@ class PipelinedDrafter(MultiKindDrafter, ModelDrafter):
     ) -> None:
         """Draft until all rows have `least` uncommitted tokens; none has more than `most`.
 
-        All but the last are read.
+        All but the last are read. Stops before the next token when it is cancelled.
         """
         while any(len(row) < low for row, low in zip(state.places, least, strict=True)):
+            if state.is_cancelled.is_set():
+                return
             rows = [len(row) < high for row, high in zip(state.places, most, strict=True)]
             step = to_column([len(row) for row in state.places], context.device)
             distribution = self._predict(context, state, rows, step)
@@ -174,6 +193,7 @@ class _PipelineState:
     distributions: list[Categorical] = field(default_factory=list)  # (B, 1) per step
     sent: list[int] = field(default_factory=list)
     task: BackgroundTask | None = None
+    is_cancelled: Event = field(default_factory=Event)
 
     def prefix(self, context: Context) -> Prefix:
         """Committed and drafted tokens of a row, for logits processors."""
@@ -237,11 +257,16 @@ class BackgroundTask:
         self.thread = thread
         self.error: Exception | None = None
 
+    @staticmethod
+    def needs_thread(context: Context) -> bool:
+        """Whether work overlaps with the target's only in a thread, and may run in one."""
+        return context.device.type == "cpu" and not context.sampling.needs_prefix
+
     @classmethod
     def of(cls, context: Context, work: Callable[[Context], None]) -> BackgroundTask:
         """Run `work` in a thread with its own view of the context, or directly."""
         made = cls()
-        if context.device.type != "cpu" or context.sampling.needs_prefix:
+        if not cls.needs_thread(context):
             work(context)
             return made
         own = replace(context, history=tuple(list(row) for row in context.history))
@@ -266,16 +291,19 @@ class BackgroundTask:
 
 
 def with_pipelined_windows(
-    length: int, verifier: Verifier, refill: int | None, **parts: Any
+    length: int, verifier: Verifier, refill: int | None, ahead: int = 1, **parts: Any
 ) -> Recipe:
-    """A recipe that drafts windows of `length` during verification; `parts` are further fields."""
+    """A recipe that drafts windows of `length` during verification; `parts` are further fields.
+
+    With more than one window `ahead` their number is an option.
+    """
     return Recipe(
         architecture=pipelined_draft_model,
         execution=Chain(Fixed(length)),
         verifier=verifier,
         sees="auto",
         draft_model=(SMALL_MODEL,),
-        options={"refill": refill},
+        options={"refill": refill} | ({"ahead": ahead} if ahead > 1 else {}),
         **parts,
     )
 
@@ -296,10 +324,13 @@ def pipelined_draft_model(kit: Kit) -> Drafter:
             f"length={window} and refill={refill!r} are not valid; give a length of 2 or more and "
             "refill= 0 to that"
         )
+    ahead = kit.options.get("ahead", 1)
+    check_number("ahead", ahead, 1, whole=True, example=4)
     if not isinstance(kit.drafter, Reader) or not kit.drafter.can_branch:
         raise ValueError(
             "drafting ahead of the target needs a draft model with its own cache that can be "
             "trimmed; give a smaller model without recurrent layers"
         )
     check_same_device(kit.target, kit.drafter)
-    return PipelinedDrafter(SmallModel(kit.drafter, build_draft_inputs(kit)), window, refill)
+    model = SmallModel(kit.drafter, build_draft_inputs(kit))
+    return PipelinedDrafter(model, window, refill, ahead)

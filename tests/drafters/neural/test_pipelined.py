@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from time import sleep
 from typing import Any
 
 import pytest
@@ -23,7 +24,7 @@ from tests.covering import covering, exhaustive
 from tests.partners import noisy
 
 ROOM = 17
-SCHEDULES = ("pearl", "hippo", "parallelvlm")
+SCHEDULES = ("pearl", "hippo", "parallelvlm", "pipeinfer")
 WINDOWS = [(2, 0), (4, 0), (4, 2), (4, 4)]  # length, refill
 
 
@@ -56,6 +57,49 @@ def test_the_schedule_changes_nothing(window: tuple[int, int], batch: dict[str, 
         assert torch.equal(out.sequences, expected.sequences)
         assert out.stats.fallback is None
         assert 0 < out.stats.num_accepted_draft_tokens < out.stats.num_draft_tokens
+
+
+@pytest.mark.parametrize("batch", exhaustive(BATCHES, BATCHES[:1]), ids=str)
+def test_drafting_on_changes_nothing(batch: dict[str, Any]) -> None:
+    model, drafter = pair("qwen2_5_vl")
+    request = toys.inputs("qwen2_5_vl", **batch)
+    waits = mmspec.accelerate(model, "coupled", drafter=drafter)
+    fast = mmspec.accelerate(model, "pipeinfer", drafter=drafter, length=3)
+    for how in ({"do_sample": False}, {"temperature": 1.0, "seed": 3}):
+        expected = waits.generate(**request, max_new_tokens=ROOM, **how)
+        out = fast.generate(**request, max_new_tokens=ROOM, **how)
+        assert torch.equal(out.sequences, expected.sequences)
+        assert out.stats.fallback is None
+
+
+def drafted_by(name: str, slow: str, **parts: Any) -> tuple[int, list[Round]]:
+    """Forwards of a perfect draft model, and rounds, where one of both models is slow."""
+    model, copy = toys.model("llava", layers=2), toys.model("llava", layers=2)
+    request, reads = toys.inputs("llava"), list[int]()
+    delayed = {"target": model, "drafter": copy}[slow].model.language_model
+    copy.model.language_model.register_forward_pre_hook(lambda *_: reads.append(1))
+    wait = delayed.register_forward_pre_hook(lambda *_: sleep(0.03))
+    try:
+        seen: list[Round] = []
+        fast = mmspec.accelerate(model, name, drafter=copy, **parts)
+        out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False, on_round=seen.append)
+    finally:
+        wait.remove()
+    assert out.stats.fallback is None
+    return len(reads), [one for one in seen if one.calls]
+
+
+def test_a_slow_target_finds_several_windows() -> None:
+    reads, seen = drafted_by("pipeinfer", "target", length=2, ahead=6)
+    assert [max(one.drafted) for one in seen[1:-1]] == [2] * (len(seen) - 2)  # `pearl` has 1
+    assert reads <= 2 + ROOM  # and no token is drafted twice
+
+
+def test_drafting_stops_when_the_target_has_verified() -> None:
+    reads, seen = drafted_by("pipeinfer", "drafter", length=8, ahead=2)
+    assert reads < 1 + 3 * len(seen)  # a window would be 8 a round
+    waits, asked = drafted_by("pearl", "drafter", length=8)
+    assert waits > 5 * len(asked)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
@@ -129,15 +173,15 @@ def test_an_error_beside_the_target_retires_the_drafter() -> None:
     assert "RuntimeError: no more" in str(out.stats.fallback)
 
 
-@pytest.mark.parametrize("refill", exhaustive([0, 3], {3}))
-def test_rejection_keeps_the_distribution(refill: int) -> None:
+@pytest.mark.parametrize(("refill", "ahead"), exhaustive([(0, 1), (3, 1), (0, 2)], {(3, 1)}))
+def test_rejection_keeps_the_distribution(refill: int, ahead: int) -> None:
     """A window is used only where its prefix was kept, so that its tokens stay draws from q.
 
     Chance of a false alarm: 1e-6 each.
     """
     plan = replace(recipes.get("pearl"), verifier=Recursive(), options={"refill": refill})
     fast = writers.bind_recipe(plan, 1)
-    fast.session.bound.drafter = replace(fast.session.bound.drafter, window=3)
+    fast.session.bound.drafter = replace(fast.session.bound.drafter, window=3, ahead=ahead)
     found = measure_frequencies(writers.make_subject(fast), samples=3000)
     assert found.passes(1e-6), found
 
