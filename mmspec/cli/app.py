@@ -9,10 +9,21 @@ from typing import Annotated, Any
 import typer
 
 from mmspec import __version__
-from mmspec.cli import export, planning_commands, recipes, results_command, train_commands, zoo
+from mmspec.cli import (
+    export,
+    planning_commands,
+    recipes,
+    results_command,
+    schedule_commands,
+    train_commands,
+    zoo,
+)
 from mmspec.cli.options import (
     PARTS,
     PLACED,
+    Count,
+    Prompts,
+    Repeats,
     Seed,
     Threads,
     flag,
@@ -24,10 +35,7 @@ from mmspec.cli.options import (
 from mmspec.cli.output import Json
 
 Modality = Annotated[str | None, typer.Option(help="If a model has several.")]
-Prompts = Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")]
-Count = Annotated[int, typer.Option(min=1, max=100_000, help="Number of bundled examples to time.")]
 BatchSize = Annotated[int, typer.Option(min=1, max=4096, help="Prompts, or robots, per batch.")]
-Repeats = Annotated[int, typer.Option(min=1, max=10_000, help="Number of measurements.")]
 Csv = Annotated[Path | None, typer.Option(help="Write the points as CSV.")]
 Plot = Annotated[Path | None, typer.Option(help="Plot them, as SVG or PNG; needs matplotlib.")]
 
@@ -188,24 +196,6 @@ def sweep(
 
     Image tokens (default: zoo:image), or `--modality diffusion`, beside fewer steps.
     """
-
-
-@measure.command("overlap")
-@model_command(
-    "mmspec.cli.studies:overlap", "bench", without=("recipe", "verifier", "knobs", *PARTS)
-)
-def overlap(
-    prompt: Prompts = None,
-    prompts: Count = 4,
-    repeats: Repeats = 3,
-    window: Annotated[
-        list[int] | None, typer.Option(max=1024, help="Tokens per target forward; repeatable.")
-    ] = None,
-    refill: Annotated[
-        bool, typer.Option("--refill", help="After a rejection wait for a whole window.")
-    ] = False,
-) -> None:
-    """Draft while the target verifies: the gain here, and predicted for two devices."""
 
 
 @measure.command("trees")
@@ -382,6 +372,8 @@ def serve(
 app.command("recipes")(recipes.recipes)
 app.command("show")(recipes.show)
 measure.command("results")(results_command.results)
+measure.command("overlap")(schedule_commands.overlap)
+measure.command("schedules")(schedule_commands.schedules)
 measure.command("plan")(planning_commands.plan)
 measure.command("simulate")(planning_commands.simulate)
 measure.command("calibrate")(planning_commands.calibrate)

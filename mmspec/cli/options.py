@@ -28,6 +28,9 @@ from mmspec.modality import Modality, setting
 # options that a modality may have as parts of `accelerate`
 PARTS = ("length", "tree", "compressor", "kv", "window", "max_rows", "sampler")
 IMAGE_MODEL = "zoo:image"  # default of commands about image tokens
+Prompts = Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")]
+Count = Annotated[int, typer.Option(min=1, max=100_000, help="Number of bundled examples to time.")]
+Repeats = Annotated[int, typer.Option(min=1, max=10_000, help="Number of measurements.")]
 Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads to use.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1)]
 SINGLE = ("prompt", "image", "video", "audio")  # inputs that may be given once

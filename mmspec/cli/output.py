@@ -118,6 +118,11 @@ def format_ratio(value: float, spread: Sequence[float] | None = None) -> str:
     return shown if spread is None else f"{shown} ({spread[0]:.2f} to {spread[1]:.2f})"
 
 
+def print_note(text: str) -> None:
+    """Print a line below a table."""
+    console().print(f"\n{text}", style="dim")
+
+
 @contextmanager
 def show_progress(quiet: bool) -> Iterator[Callable[..., None]]:
     """Show a bar per stage on stderr; none without a terminal, or with --json."""

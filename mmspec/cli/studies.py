@@ -1,4 +1,4 @@
-"""`mmspec bench sweep | overlap | compressors | views | rules | trees`, and all compressors."""
+"""`mmspec bench sweep | compressors | views | rules | trees`, and all compressors."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from mmspec.bench.plots import plot_compressors, plot_frontier, plot_relaxations
 from mmspec.bench.row import Row
 from mmspec.bench.studies import compressors as compressor_study
 from mmspec.bench.studies import frontier as frontier_study
-from mmspec.bench.studies import overlap as overlap_study
 from mmspec.bench.studies import rules as rule_study
 from mmspec.bench.studies import sweep as sweep_study
 from mmspec.bench.studies import trees as tree_study
@@ -27,6 +26,7 @@ from mmspec.cli.output import (
     format_ratio,
     format_value,
     print_json,
+    print_note,
     print_table,
     show_progress,
     silence_libraries,
@@ -107,7 +107,7 @@ def _print_frontier(found: frontier_study.Frontier) -> None:
     print_table(rows, *titles)
     for name, why in found.left_out.items():
         console().print(f"left out: {name}: {why}", style="dim", markup=False)
-    _print_note(f"{found.model}, {found.steps:g} steps; {found.requests} requests")
+    print_note(f"{found.model}, {found.steps:g} steps; {found.requests} requests")
 
 
 def _print_sweep(found: sweep_study.Sweep) -> None:
@@ -137,7 +137,7 @@ def _print_sweep(found: sweep_study.Sweep) -> None:
     shown = len(titles) if any(row[-1] for row in rows) else len(titles) - 1
     print_table([row[:shown] for row in rows], *titles[:shown])
     settings = ", ".join(f"{name} {format_value(value)}" for name, value in found.settings.items())
-    _print_note(
+    print_note(
         f"{found.model}, {settings}; {found.requests} requests timed {found.repeats} times, "
         f"{found.judged} judged"
     )
@@ -194,7 +194,7 @@ def _print_compressors(found: compressor_study.Catalogue) -> None:
     print_table(rows, *titles, "fewer calls", "end to end", "identical")
     for name, why in found.left_out.items():
         console().print(f"left out: {name}: {why}", style="dim", markup=False)
-    _print_note(
+    print_note(
         f"{found.model}, {found.recipe}; {found.requests} requests timed {found.repeats} times"
     )
 
@@ -217,59 +217,6 @@ def list_compressors(json: bool) -> None:
         for one in listed
     ]
     print_table(lines, "compressor", "parameters", "needs", "kept of 24 x 24", "position", "idea")
-
-
-def overlap(
-    options: ModelOptions,
-    prompt: list[str] | None,
-    prompts: int,
-    repeats: int,
-    window: list[int] | None,
-    refill: bool,
-) -> None:
-    """Drafting while the target verifies: both schedules at several windows, in turns."""
-    if any(one < 2 for one in window or ()):
-        raise ValueError(f"--window {min(window or ())} is too small; give 2 or more")
-    sequential, overlapped = overlap_study.SEQUENTIAL, overlap_study.OVERLAPPED
-    loaded = load(options, select(replace(options, recipe=[sequential])))
-    selected = loaded.selection
-    drafters = {**selected.drafters, overlapped: selected.drafters[sequential]}
-    loaded = replace(loaded, selection=replace(selected, drafters=drafters))
-    work = workload(loaded, prompt, prompts, 1, options.seed)
-    with show_progress(options.json) as report:
-        found = overlap_study.overlap(
-            loaded.accelerate,
-            work,
-            model=selected.model,
-            windows=window or overlap_study.WINDOWS,
-            refills=refill,
-            repeats=repeats,
-            seed=options.seed,
-            progress=report,
-        )
-    if options.json:
-        print_json(found.to_dict())
-        return
-    rows = [
-        (
-            one.window,
-            one.draft_ms,
-            one.target_ms,
-            one.verify_ms,
-            one.tokens_per_call,
-            one.tokens_per_call_ahead,
-            format_ratio(one.predicted),
-            format_ratio(one.measured),
-            one.identical,
-        )
-        for one in found.points
-    ]
-    titles = ("window", "draft ms", "target ms", "verify ms", "tokens/call", "ahead")
-    print_table(rows, *titles, "predicted", "measured", "identical")
-    _print_note(
-        f"{found.model}: decoding time of {sequential} over {overlapped}; predicted for two "
-        "devices from component times"
-    )
 
 
 def views(
@@ -325,7 +272,7 @@ def compare_rules(
         for one in found.points
     ]
     print_table(rows, "rule", "drafts", "siblings", "accepted", "optimum", "of it")
-    _print_note(
+    print_note(
         f"{found.pairs} pairs over {found.vocabulary} tokens; the optimum is that of the draws"
     )
 
@@ -356,7 +303,7 @@ def compare_trees(
     rows = [(*list(vars(one).values())[:-1],) for one in found.points]
     print_table(rows, "shape", "nodes", "drafted", "levels", "predicted", "measured")
     rates = ", ".join(format_percent(one) for one in found.rates)
-    _print_note(f"{found.model}: tokens per call; accepted by rank: {rates}")
+    print_note(f"{found.model}: tokens per call; accepted by rank: {rates}")
 
 
 def _write(
@@ -381,7 +328,3 @@ def _write(
 def _ratio(row: Row, name: str) -> str | None:
     value, spread = getattr(row, name), row.spread.get(name)
     return None if value is None else format_ratio(value, None if name == "fewer_calls" else spread)
-
-
-def _print_note(text: str) -> None:
-    console().print(f"\n{text}", style="dim")
