@@ -305,6 +305,22 @@ def test_overlapped_schedules_are_timed(
     assert "predicted for two" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
+def test_schedules_are_timed_on_a_clock(
+    capsys: pytest.CaptureFixture[str], folders: dict[str, str]
+) -> None:
+    asked: tuple[str, ...] = ("bench", "schedules", "--model", folders["text"], "--ratio", "4")
+    asked += ("--drafter", folders["text-drafter"], "--prompt", "w5 w6 w7", "--prompts", "1")
+    asked += ("--max-new-tokens", "12", "--stages", "1", "--stages", "4")
+    found = run(capsys, *asked)
+    assert [(one["ratio"], one["stages"]) for one in found["points"]] == [(4, 1), (4, 4)]
+    one, four = found["points"]
+    assert one["pipeline"] == one["buffer"] == four["buffer"] <= four["pipeline"]
+    assert 0 <= found["agreement"] <= 1
+    assert main(list(asked)) == 0
+    assert "speed over plain decoding" in capsys.readouterr().out
+
+
 def test_debugging_shows_where(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MMSPEC_DEBUG", "1")
     with pytest.raises(ValueError, match="no recipe"):
