@@ -13,7 +13,7 @@ from mmspec.bench.studies.compressors import Catalogue
 from mmspec.bench.studies.frontier import PLAIN as FEWER
 from mmspec.bench.studies.frontier import Frontier
 from mmspec.bench.studies.sweep import Sweep
-from mmspec.tracing.palette import BLUE, GREY, VERMILION
+from mmspec.tracing.palette import BLACK, BLUE, GREY, SERIES, VERMILION
 
 NUMBER: dict[str, Any] = {"fontsize": 7, "xytext": (3, 3), "textcoords": "offset points"}
 MOST_WORK = 1.05  # on the axis of a frontier
@@ -61,8 +61,9 @@ def plot_frontier(found: Frontier, file: Path) -> None:
         for index, recipe in enumerate(dict.fromkeys(point.recipe for point in found.points)):
             points = [one for one in found.points if one.recipe == recipe]
             rows = [{**one.flat(), "ink": one.distance} for one in points]
-            style: dict[str, Any] = {**pick_style(index), "label": recipe}
-            style |= {"color": "black", "linestyle": "-"} if recipe == FEWER else {}
+            skipped = index >= SERIES.index(BLACK)  # that of fewer steps
+            style: dict[str, Any] = {**pick_style(index + skipped), "label": recipe}
+            style |= {"color": BLACK, "linestyle": "-", "linewidth": 2} if recipe == FEWER else {}
             for place, across in zip(axes, ("calls", "work"), strict=True):
                 _line(place, sorted(rows, key=lambda row: row["calls"]), across, "ink", style)
         name_axes(axes[0], "network calls in full", "PSNR on ink to all steps, dB")
