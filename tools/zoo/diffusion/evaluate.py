@@ -21,7 +21,11 @@ MAX_SEQUENCE_LENGTH = 40  # tokens of a prompt; the pipeline's own default costs
 
 
 def generate_images(
-    pipeline: PixArtAlphaPipeline, texts: Sequence[str], seed: int = 0, steps: int = STEPS
+    pipeline: PixArtAlphaPipeline,
+    texts: Sequence[str],
+    seed: int = 0,
+    steps: int = STEPS,
+    guidance: float = GUIDANCE,
 ) -> np.ndarray:  # -> (B, P, P, 3) floats in [0, 1]
     """Images of prompts, by the pipeline's own call, without resolution binning."""
     pipeline.set_progress_bar_config(disable=True)
@@ -29,7 +33,7 @@ def generate_images(
     pictures: np.ndarray = call(
         list(texts),
         num_inference_steps=steps,
-        guidance_scale=GUIDANCE,
+        guidance_scale=guidance,
         generator=torch.Generator().manual_seed(seed),
         max_sequence_length=MAX_SEQUENCE_LENGTH,
         use_resolution_binning=False,
@@ -40,11 +44,14 @@ def generate_images(
 
 
 def score_generated_images(
-    pipeline: PixArtAlphaPipeline, examples: Sequence[Prompt], steps: int = STEPS
+    pipeline: PixArtAlphaPipeline,
+    examples: Sequence[Prompt],
+    steps: int = STEPS,
+    guidance: float = GUIDANCE,
 ) -> tuple[int, int]:
     """Correct and total facts over all prompts, parsed from the generated images."""
     return reading.score_drawn_prompts(
-        examples, lambda texts, seed: generate_images(pipeline, texts, seed, steps)
+        examples, lambda texts, seed: generate_images(pipeline, texts, seed, steps, guidance)
     )
 
 

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from diffusers import (
         AutoencoderTiny,
         DDPMScheduler,
+        DPMSolverMultistepScheduler,
         PixArtAlphaPipeline,
         PixArtTransformer2DModel,
     )
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 PATCH = 4  # latents per side: one patch per cell of the board
 PICTURE_WIDTH = 16
 TEXT_WIDTH = 128
+_BLOCKS = "transformer_blocks."
 _MAX_DISTANCE = 63  # maximal relative position of the text encoder
 STEPS = 100  # in the evaluation
 GUIDANCE = 2.0
@@ -44,6 +46,7 @@ class DenoiserShape:
 
 
 TARGET = DenoiserShape(layers=10, width=128, heads=4)
+TEXTURED = DenoiserShape(layers=6, width=128, heads=4)
 DRAFTER = DenoiserShape(layers=2, width=128, heads=4)
 
 
@@ -143,6 +146,22 @@ def denoiser(shape: DenoiserShape) -> PixArtTransformer2DModel:
     )
 
 
+def prune_layers(base: PixArtTransformer2DModel, shape: DenoiserShape) -> PixArtTransformer2DModel:
+    """A denoiser of fewer layers with the weights of `base`: evenly spaced, first and last kept."""
+    last, count = len(base.transformer_blocks) - 1, shape.layers - 1
+    kept = [round(layer * last / count) for layer in range(shape.layers)]
+    made, weights = denoiser(shape), dict[str, Any]()
+    for name, weight in base.state_dict().items():
+        if not name.startswith(_BLOCKS):
+            weights[name] = weight
+            continue
+        layer, part = name.removeprefix(_BLOCKS).split(".", 1)
+        if int(layer) in kept:
+            weights[f"{_BLOCKS}{kept.index(int(layer))}.{part}"] = weight
+    made.load_state_dict(weights)
+    return made
+
+
 def scheduler() -> DDPMScheduler:
     """A cosine schedule of a thousand steps; the model predicts velocity."""
     from diffusers import DDPMScheduler
@@ -156,13 +175,21 @@ def scheduler() -> DDPMScheduler:
     )
 
 
+def solver() -> DPMSolverMultistepScheduler:
+    """DPM-Solver++ on the same schedule, as PixArt is published with: few steps, without noise."""
+    from diffusers import DPMSolverMultistepScheduler
+
+    return DPMSolverMultistepScheduler.from_config(scheduler().config)
+
+
 def pipeline(
     words: PreTrainedTokenizerFast,
     text: T5EncoderModel,
     pictures: AutoencoderTiny,
     transformer: PixArtTransformer2DModel,
+    is_deterministic: bool = False,
 ) -> PixArtAlphaPipeline:
-    """Assemble the pipeline."""
+    """Assemble the pipeline, with a sampler that adds noise or a deterministic one."""
     from diffusers import PixArtAlphaPipeline
 
     build: Any = PixArtAlphaPipeline
@@ -171,6 +198,6 @@ def pipeline(
         text_encoder=text,
         vae=pictures,
         transformer=transformer,
-        scheduler=scheduler(),
+        scheduler=solver() if is_deterministic else scheduler(),
     )
     return made

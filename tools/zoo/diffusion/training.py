@@ -25,7 +25,7 @@ from mmspec.training.fitting import (
     split_parameters,
 )
 from mmspec.zoo.prompts import iterate_training_scenes, write_varied_prompt
-from mmspec.zoo.scene import BOARD, Scene
+from mmspec.zoo.scene import BOARD, Scene, Style, add_tiles
 from mmspec.zoo.scene_tensors import (
     BOARD_CLASSES,
     arrange_things,
@@ -35,6 +35,7 @@ from mmspec.zoo.scene_tensors import (
     render_images,
 )
 from tools.zoo.diffusion.models import TEXT_WIDTH
+from tools.zoo.image.coding import occupied_codes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderTiny, DDPMScheduler, PixArtTransformer2DModel
@@ -43,6 +44,15 @@ if TYPE_CHECKING:
 _DISTURBANCE = 0.1  # noise on latents in training, so that a denoiser may be slightly wrong
 _MAX_LATENT = 1.5  # latents above are penalised
 _DROPOUT = 0.1  # share of empty prompts, for guidance
+_OBJECT_WEIGHT = 3.0  # of cells with a thing on tiles, in training the autoencoder
+
+
+@dataclass(frozen=True)
+class WeightedImages:
+    """Images (B, 3, P, P) from -1 to 1, and loss weights of their pixels (B, 1, P, P)."""
+
+    images: Tensor
+    weights: Tensor
 
 
 @dataclass(frozen=True)
@@ -53,20 +63,46 @@ class TextStates:
     mask: Tensor
 
 
-def train_autoencoder(autoencoder: AutoencoderTiny, steps: int, run: TrainingRun) -> None:
-    """Train the autoencoder on crowded scenes, with noise and a size penalty on latents."""
+def train_autoencoder(
+    autoencoder: AutoencoderTiny, steps: int, run: TrainingRun, style: Style = "plain"
+) -> None:
+    """Train the autoencoder on crowded scenes, with noise and a size penalty on latents.
+
+    On tiles, pixels of cells with a thing weigh more: backgrounds need less precision.
+    """
     coder: Any = autoencoder
 
-    def loss_of(images: Tensor) -> Tensor:
-        latents: Tensor = coder.encoder(images)
+    def loss_of(item: WeightedImages) -> Tensor:
+        latents: Tensor = coder.encoder(item.images)
         noisy = latents + _DISTURBANCE * torch.randn_like(latents)
-        error: Tensor = coder.decoder(noisy) - images
+        error: Tensor = coder.decoder(noisy) - item.images
         excess = functional.relu(latents.abs() - _MAX_LATENT)
         large = 1e-3 * latents.square().mean() + 0.1 * excess.square().mean()
-        return error.square().mean() + 0.1 * error.abs().mean() + large
+        return _pixel_loss(error, item.weights) + large
 
-    parameters, batches = list(coder.parameters()), _image_batches(8, run.seed)
+    parameters, batches = list(coder.parameters()), _image_batches(8, run.seed, style)
     fit(parameters, batches, loss_of, CosineDecay(steps, 4e-3), "paint", run)
+
+
+def train_decoder(
+    autoencoder: AutoencoderTiny, steps: int, run: TrainingRun, style: Style = "plain"
+) -> None:
+    """Train the decoder alone, with half the noise on its latents, which stay as they are."""
+    coder: Any = autoencoder
+
+    def loss_of(item: WeightedImages) -> Tensor:
+        with torch.no_grad():
+            latents = coder.encoder(item.images)
+        noisy = latents + 0.5 * _DISTURBANCE * torch.randn_like(latents)
+        return _pixel_loss(coder.decoder(noisy) - item.images, item.weights)
+
+    parameters, batches = list(coder.decoder.parameters()), _image_batches(8, run.seed + 1, style)
+    fit(parameters, batches, loss_of, CosineDecay(steps, 3e-3), "decode", run)
+
+
+def _pixel_loss(error: Tensor, weights: Tensor) -> Tensor:  # (B, 3, P, P), (B, 1, P, P) -> ()
+    each = error.square() + 0.1 * error.abs()
+    return (each * weights).mean() / weights.mean()
 
 
 def train_text_encoder(
@@ -144,12 +180,13 @@ def example_batches(
     pool: int,
     batch: int,
     run: TrainingRun,
+    style: Style = "plain",
 ) -> Iterator[tuple[Tensor, TextStates]]:
     """Infinite batches of scaled latents and text states, from `pool` scenes encoded in advance.
 
     The prompt of a scene is sampled again in every epoch.
     """
-    scenes = list(islice(iterate_training_scenes(run.seed), pool))
+    scenes = sample_training_scenes(pool, run.seed, style)
     chunks = iterate_chunks(scenes, batch, "encode", run.progress)
     with torch.no_grad():
         latents = torch.cat([encode_scenes(autoencoder, part) for part in chunks])
@@ -166,6 +203,13 @@ def example_batches(
             yield latents[torch.from_numpy(picks)], text
 
     return sample_batches()
+
+
+def sample_training_scenes(count: int, seed: int, style: Style) -> list[Scene]:
+    """Training scenes of prompts, on paper ("plain") or on tiles ("tiled")."""
+    generator = np.random.default_rng((seed, 19))
+    scenes = islice(iterate_training_scenes(seed), count)
+    return [add_tiles(scene, generator) if style == "tiled" else scene for scene in scenes]
 
 
 def encode_scenes(
@@ -202,10 +246,19 @@ def _board_batches(batch: int, seed: int) -> Iterator[tuple[list[str], Tensor]]:
         yield [write_varied_prompt(scene, generator) for scene in scenes], encode_boards(scenes)
 
 
-def _image_batches(batch: int, seed: int) -> Iterator[Tensor]:
+def _image_batches(batch: int, seed: int, style: Style) -> Iterator[WeightedImages]:
     """Images with a thing in two thirds of the cells, for a dense training signal."""
     generator = np.random.default_rng((seed, 6))
+    tiles = np.random.default_rng((seed, 20))
     crowd = iterate_thing_groups(1 << 45)
     while True:
         cells = [np.flatnonzero(generator.random(BOARD**2) < 2 / 3) for _ in range(batch)]
-        yield render_images([arrange_things(next(crowd), some) for some in cells])
+        scenes = [arrange_things(next(crowd), some) for some in cells]
+        if style == "tiled":
+            scenes = [add_tiles(scene, tiles) for scene in scenes]
+        images = render_images(scenes)
+        weights = torch.ones_like(images[:, :1])
+        if style == "tiled":
+            occupied = occupied_codes(scenes, images.shape[-1]).unflatten(1, images.shape[-2:])
+            weights += (_OBJECT_WEIGHT - 1) * occupied[:, None]
+        yield WeightedImages(images, weights)

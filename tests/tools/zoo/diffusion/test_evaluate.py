@@ -13,6 +13,7 @@ from diffusers import DDPMScheduler, DiffusionPipeline, PixArtAlphaPipeline
 
 from mmspec import zoo
 from mmspec.modalities.diffusion.checkpoints import load
+from mmspec.modalities.diffusion.image_distance import has_ink, paper_of
 from mmspec.zoo import train
 from mmspec.zoo.prompts import iterate_training_scenes, prompts, write_varied_prompt
 from mmspec.zoo.scene_parser import parse_images, score_picture
@@ -125,3 +126,58 @@ def test_the_drafter_follows_and_an_untrained_one_does_not(pipeline: Any) -> Non
     trained = state_overlap(drafter, pipeline, texts, steps=25)
     untrained = state_overlap(models.denoiser(models.DRAFTER), pipeline, texts, steps=25)
     assert trained > untrained + 0.2
+
+
+@pytest.fixture(scope="module")
+def textured() -> PixArtAlphaPipeline:
+    return zoo.load("diffusion-textured")
+
+
+def test_pruning_keeps_evenly_spaced_layers() -> None:
+    base = models.denoiser(models.DenoiserShape(layers=5, width=16, heads=2))
+    pruned = models.prune_layers(base, models.DenoiserShape(layers=3, width=16, heads=2))
+    kept = [base.transformer_blocks[index] for index in (0, 2, 4)]
+    for mine, theirs in zip(pruned.transformer_blocks, kept, strict=True):
+        assert torch.equal(mine.scale_shift_table, theirs.scale_shift_table)
+        assert torch.equal(mine.attn1.to_q.weight, theirs.attn1.to_q.weight)
+    assert torch.equal(pruned.proj_out.weight, base.proj_out.weight)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("_few")
+def test_training_on_tiles_starts_from_the_plain_model(tmp_path: Path) -> None:
+    stages: list[str] = []
+    said: Any = lambda *told: stages.append(told[0])  # noqa: E731
+    report = train("diffusion-textured", tmp_path, steps=1, progress=said)
+    assert list(dict.fromkeys(stages)) == ["paint", "decode", "encode", "draw"]
+    assert {"facts", "facts_in_50_steps"} <= report.keys()
+    made, base = load(zoo.info("diffusion-textured"), tmp_path), zoo.load("diffusion")
+    first, last = (made.transformer.transformer_blocks[at] for at in (0, -1))
+    for mine, theirs in ((first, 0), (last, -1)):
+        near = base.transformer.transformer_blocks[theirs].attn1.to_k.weight
+        assert torch.allclose(mine.attn1.to_k.weight, near, atol=0.05)
+
+
+@pytest.mark.exhaustive
+def test_textured_images_match_their_prompts_in_few_steps(textured: Any) -> None:
+    """By the deterministic sampler that it is shipped with; those of other prompts do not."""
+    told, settings = prompts(8, seed=3), zoo.info("diffusion-textured").settings
+    drawn = generate_images(
+        textured, [p.text for p in told], steps=settings["steps"], guidance=settings["guidance"]
+    )
+    scores = [score_picture(p.scene, one) for p, one in zip(told, drawn, strict=True)]
+    right, asked = (sum(each) for each in zip(*scores, strict=True))
+    assert right >= LEAST_FACTS * asked
+    others = [score_picture(p.scene, one) for p, one in zip(told[1:], drawn[:-1], strict=True)]
+    assert sum(each for each, _ in others) < 0.6 * sum(each for _, each in others)
+
+
+def test_textured_images_have_no_blank_background(textured: Any, pipeline: Any) -> None:
+    """So a distance on ink is one of most of the picture."""
+    text = prompts(1, seed=3)[0].text
+    shares = [
+        has_ink(drawn, paper_of(drawn)).mean()
+        for drawn in (generate_images(pipe, [text], steps=6) for pipe in (textured, pipeline))
+    ]
+    assert shares[0] > 0.5
+    assert shares[1] < 0.2
