@@ -1,4 +1,4 @@
-"""`mmspec train stop`, `tree` and `judge`: small networks beside a draft model."""
+"""`mmspec train stop`, `tree`, `judge` and `ngrams`: small networks and tables beside a model."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from mmspec.cli.bench import workload
 from mmspec.cli.models import LoadedModels, check_writable, load, select
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.output import console, format_percent, print_json, print_pairs
+from mmspec.drafters.lookup.bigram_table import BigramTable
 from mmspec.drafters.shapes import Shape
 from mmspec.recipe import LINEAR
 from mmspec.training.judges import same_end, train_judge
@@ -127,6 +128,21 @@ def judge(
             ("harmless held-out ones accepted", format_percent(found.saved)),
             ("threshold", f"{found.head.threshold:.3f}"),
         ],
+    )
+
+
+def ngrams(options: ModelOptions, out: Path, width: int, batch: int) -> None:
+    """Save the model's table of next tokens."""
+    selected = select(options)
+    check_writable("--out", out)
+    table = BigramTable.of(load(options, selected).model, width, batch)
+    table.save(out)
+    count, width = table.tokens.shape
+    _report(
+        options,
+        {"out": str(out), "tokens": count, "width": width},
+        f"{out}: for --recipe ngrammys --set table={out}",
+        [("tokens", count), ("next tokens of each", width)],
     )
 
 

@@ -238,3 +238,13 @@ def judge(
     steps: Annotated[int, typer.Option(min=1, max=10**6)] = 300,
 ) -> None:
     """Train a judge of refused tokens, for recipe judge."""
+
+
+@app.command("ngrams")
+@model_command("mmspec.cli.learned_parts:ngrams", "train", without=PARTS, recipe=["plain"])
+def ngrams(
+    out: Annotated[Path, typer.Option(help="File to write, .safetensors.")],
+    width: Annotated[int, typer.Option(min=1, max=1024, help="Next tokens of each token.")] = 10,
+    batch: Annotated[int, typer.Option(min=1, max=65_536, help="Tokens per forward.")] = 256,
+) -> None:
+    """Read every token of the vocabulary alone: a table of next tokens, for recipe ngrammys."""

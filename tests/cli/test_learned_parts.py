@@ -46,6 +46,21 @@ def test_all_are_trained_saved_and_given_on_the_command_line(
         assert "refused tokens are harm" in said.err
 
 
+def test_a_table_of_next_tokens_is_saved_and_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    text_pair(tmp_path)
+    out, model = tmp_path / "table.safetensors", ["--model", str(tmp_path / "text")]
+    assert main(["train", "ngrams", *model, "--width", "4", "--out", str(out), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["width"] == 4
+    asked = ["generate", *model, "--prompt", "w5 w9 w7", "--max-new-tokens", "12", "--json"]
+    assert main([*asked, "--recipe", "ngrammys", "--set", f"table={out}"]) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["stats"]["num_draft_tokens"] > 0
+    assert main([*asked, "--recipe", "plain"]) == 0
+    assert json.loads(capsys.readouterr().out)["text"] == found["text"]
+
+
 def test_what_has_no_draft_model_is_refused(
     capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:

@@ -8,7 +8,7 @@ draft   cat - sat - on             what followed "the cat"
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
@@ -21,6 +21,8 @@ from mmspec.errors import check_number
 from mmspec.recipe import Kit
 from mmspec.targets.rows import swap_out
 from mmspec.targets.tokens.context import Context
+
+STORED = 16  # last tokens of a text that stores are searched for
 
 
 @dataclass
@@ -35,12 +37,18 @@ class RowGuesses:
 class Guesses(Protocol):
     """Where guesses for the next token come from."""
 
+    @property
+    def reads_scores(self) -> bool:
+        """Whether they depend on the scores of earlier rounds."""
+
     def tokens(self, row: RowGuesses, text: list[int]) -> list[int]: ...
 
 
 @dataclass(frozen=True)
 class LastLogits:
     """The runners-up of the last token: often the tokens after it (LogitSpec, 2025)."""
+
+    reads_scores: ClassVar[bool] = True
 
     def tokens(self, row: RowGuesses, text: list[int]) -> list[int]:
         return row.last
@@ -49,6 +57,8 @@ class LastLogits:
 @dataclass(frozen=True)
 class Candidates:
     """What the target found likely the last time after this token (READER, 2025)."""
+
+    reads_scores: ClassVar[bool] = True
 
     def tokens(self, row: RowGuesses, text: list[int]) -> list[int]:
         return row.after.get(text[-1], [])
@@ -59,8 +69,9 @@ class BranchedLookup(Drafter):
     """Copies after the text and after each of `width` guesses, merged to a tree of `nodes`.
 
     A branch is a guess and up to `length` tokens that followed it: after the longest n-gram of up
-    to `longest` tokens that ends with the guess. The copy without a guess comes first. Exact with
-    every lossless verifier. Token ids in `ignore` (image placeholders) are not copied.
+    to `longest` tokens that ends with the guess, or from `stores` where the text has none. The copy
+    without a guess comes first. Exact with every lossless verifier. Token ids in `ignore` (image
+    placeholders) are not copied.
     """
 
     guesses: Guesses
@@ -69,6 +80,7 @@ class BranchedLookup(Drafter):
     length: int = 6
     longest: int = 3
     ignore: Collection[int] = frozenset()
+    stores: Callable[[Sequence[int], int], list[int]] | None = None  # of a text, at most so many
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.DET,)
     uses_trees: ClassVar[bool] = True
 
@@ -94,7 +106,9 @@ class BranchedLookup(Drafter):
     def observe(
         self, context: Context, state: BranchState, draft: Draft, scores: Scores, round_: Round
     ) -> BranchState:
-        """Remember the best tokens after the committed ones, read in one transfer."""
+        """Keep the best tokens after the committed ones, read in one transfer."""
+        if not self.guesses.reads_scores:
+            return state
         width = min(self.width + 1, as_categorical(scores.distribution).size)
         best = as_categorical(scores.distribution).scores.topk(width, -1)
         tokens = best.indices.masked_fill(best.values.isneginf(), -1).tolist()
@@ -111,12 +125,20 @@ class BranchedLookup(Drafter):
         return state
 
     def _branches(self, row: RowGuesses, text: list[int]) -> list[list[int]]:
-        plain = copy_tokens(text, row.index.find(text), self.length, self.ignore)
-        branches = [plain]
+        branches = [self._continue(row, text, [])]
         for guess in self.guesses.tokens(row, text)[: self.width]:
-            place = row.index.find([*text[-self.longest :], guess])
-            branches.append([guess, *copy_tokens(text, place, self.length, self.ignore)])
+            if guess not in self.ignore:
+                branches.append([guess, *self._continue(row, text, [guess])])
         return branches
+
+    def _continue(self, row: RowGuesses, text: list[int], guess: list[int]) -> list[int]:
+        """What followed the end of the text and a guess."""
+        place = row.index.find([*text[-self.longest :], *guess])
+        found = copy_tokens(text, place, self.length, self.ignore)
+        if not found and self.stores is not None:
+            stored = self.stores([*text[-STORED:], *guess], self.length)
+            found = copy_tokens(stored, 0, len(stored), self.ignore)
+        return found
 
 
 @dataclass
