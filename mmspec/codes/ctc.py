@@ -6,7 +6,8 @@ equal neighbours and dropping blanks: a a _ a b b _ becomes a a b.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -117,6 +118,32 @@ def align(log_probs: Tensor, labels: Sequence[int], blank: int = 0) -> list[Run]
     target = torch.tensor([list(labels)], dtype=torch.int32, device=log_probs.device)
     path, _ = forced_align(log_probs[None].float(), target, blank=blank)
     return runs(path[0].tolist(), blank)
+
+
+def search_prefixes(
+    slots: Sequence[Mapping[int, float]], blanks: Sequence[float], beam: int
+) -> list[tuple[tuple[int, ...], float]]:
+    """The likeliest texts of some slots and their probabilities, by CTC prefix beam search.
+
+    Graves et al. 2006. `slots` are the probabilities of the labels that a slot may hold, `blanks`
+    those of its blank. `beam` prefixes are kept per slot; with all of them a probability is the sum
+    over all paths that collapse to the text. Most likely first, ties by the order of labels.
+    """
+    found: dict[tuple[int, ...], tuple[float, float]] = {(): (1.0, 0.0)}  # ends: blank, label
+    for labels, blank in zip(slots, blanks, strict=True):
+        after: dict[tuple[int, ...], list[float]] = defaultdict(lambda: [0.0, 0.0])
+        for text, (ended, is_open) in found.items():
+            after[text][0] += (ended + is_open) * blank
+            for label, prob in labels.items():
+                entering = ended + is_open
+                if text and text[-1] == label:  # a repeated label needs a blank in between
+                    after[text][1] += is_open * prob
+                    entering = ended
+                if entering:
+                    after[*text, label][1] += entering * prob
+        best = sorted(after.items(), key=lambda pair: (-sum(pair[1]), pair[0]))
+        found = {text: (by_blank, by_label) for text, (by_blank, by_label) in best[:beam]}
+    return [(text, sum(parts)) for text, parts in found.items()]
 
 
 class PrefixScorer:

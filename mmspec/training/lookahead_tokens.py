@@ -50,7 +50,8 @@ def lookahead_loss(
     places = places.clamp_max(length - 1)
     is_label = (tokens[:, places] >= 0) & is_inside
     if not bool(is_label.any()):
-        return 0.0 * branches.sum()
+        nothing: Tensor = 0.0 * branches.sum()
+        return nothing
     labels = logits[:, :length].detach()[:, places]
     return soft_cross_entropy(branches[is_label], labels[is_label])
 

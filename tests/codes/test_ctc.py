@@ -19,6 +19,7 @@ from mmspec.codes.ctc import (
     entropies,
     greedy,
     runs,
+    search_prefixes,
     uncertainty,
 )
 
@@ -175,3 +176,32 @@ def test_given_labels_are_laid_over_the_frames() -> None:
     with pytest.raises(ValueError, match="3 labels, 2 of them repeated, need 5 frames"):
         align(log_probs[:4], [1, 1, 1])
     assert align(log_probs, []) == []
+
+
+@pytest.mark.parametrize(("slots", "labels"), [(1, 2), (4, 2), (5, 3)])
+def test_texts_of_a_whole_beam_are_those_of_all_paths(slots: int, labels: int) -> None:
+    """Every path counts for its text; with one text per slot the likeliest may be missed."""
+    generator = torch.Generator().manual_seed(slots)
+    probs = torch.rand(slots, labels + 1, generator=generator, dtype=torch.float64)
+    probs /= probs.sum(-1, keepdim=True)
+    rows, blanks = probs[:, :-1].tolist(), probs[:, -1].tolist()
+    expected: dict[tuple[int, ...], float] = {}
+    for path in product(range(labels + 1), repeat=slots):
+        text = tuple(collapse(path, labels))
+        own = math.prod(float(probs[at, label]) for at, label in enumerate(path))
+        expected[text] = expected.get(text, 0.0) + own
+    given = [dict(enumerate(row)) for row in rows]
+    found = search_prefixes(given, blanks, 10_000)
+    assert {text for text, _ in found} == set(expected)
+    for text, prob in found:
+        assert prob == pytest.approx(expected[text], abs=1e-12)
+    assert [prob for _, prob in found] == sorted((prob for _, prob in found), reverse=True)
+    assert len(search_prefixes(given, blanks, 2)) == 2
+
+
+def test_a_repeated_label_without_a_blank_is_one_label() -> None:
+    """Two sure slots of one label are that label once."""
+    found = search_prefixes([{7: 0.9}, {7: 0.9}], [0.1, 0.1], 8)
+    assert found[0] == ((7,), pytest.approx(0.99))
+    assert dict(found)[()] == pytest.approx(0.01)
+    assert (7, 7) not in dict(found)

@@ -25,6 +25,7 @@ from tests.toys.readers import backbone
 pytestmark = pytest.mark.exhaustive
 RATES = {
     "amphista": 4e-3,
+    "ctc-drafter": 1e-2,
     "falcon": 4e-3,
     "mixture-of-attentions": 4e-3,
     "owl": 1e-2,
@@ -115,8 +116,9 @@ def test_a_second_turn_on_a_used_cache(name: str, batch: int) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_the_joint_distribution_of_four_tokens_is_the_targets(name: str) -> None:
     """Chi-square over all sequences; correcting from p, not from the residual, is far off."""
-    assert abs(z_score(name, None)) < 3
-    assert z_score(name, Recursive(FromTarget())) > 6
+    rows = 400 if name == "ctc-drafter" else 3_000  # its search is in Python, row by row
+    assert abs(z_score(name, None, rows)) < 3
+    assert z_score(name, Recursive(FromTarget()), rows) > 6
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -24,7 +24,7 @@ ROOM = 10
 NAMES = (
     *("eagle-3", "hass", "msd", "hivis", "vispec", "medusa", "hydra", "hydra-pp", "kangaroo"),
     *("fastvlm", "specflash", "dream", "specvlm", "aasd", "amphista", "falcon", "owl"),
-    "mixture-of-attentions",
+    *("ctc-drafter", "mixture-of-attentions"),
 )
 SAMPLED = {"temperature": 1.0, "top_k": 30, "seed": 3}
 FAMILIES = ("llava", "qwen2_5_vl", "gemma3")

@@ -55,29 +55,29 @@ class ParallelSlots(DraftModel, ABC):
     def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
         return self.slots.compile_blocks(make_graphs)
 
-    def begin(self, context: Context) -> _State:
-        return _State(self.slots.begin(context))
+    def begin(self, context: Context) -> SlotsState:
+        return SlotsState(self.slots.begin(context))
 
-    def predict_first(self, context: Context, state: _State) -> Categorical:
+    def predict_first(self, context: Context, state: SlotsState) -> Categorical:
         state.logits = self.slots.logits(context, self.read_ahead(context, state.slots))
         return draft_distribution(context, state.logits[:, :1], committed_prefix(context))
 
-    def predict(self, context: Context, state: _State, nodes: DraftNodes) -> Categorical:
+    def predict(self, context: Context, state: SlotsState, nodes: DraftNodes) -> Categorical:
         assert state.logits is not None
         return predict_ahead(context, state.logits, nodes)
 
-    def keep(self, context: Context, state: _State, update: DraftUpdate) -> _State:
-        return _State(self.slots.keep(context, state.slots, update))
+    def keep(self, context: Context, state: SlotsState, update: DraftUpdate) -> SlotsState:
+        return SlotsState(self.slots.keep(context, state.slots, update))
 
 
 @dataclass
-class _State:
+class SlotsState:
     """The state of a request."""
 
     slots: HeadState
     logits: Tensor | None = None  # (B, K, V) of this round
 
-    def join(self, other: _State) -> None:
+    def join(self, other: SlotsState) -> None:
         """Append the rows of another request."""
         self.slots.join(other.slots)
         self.logits = None

@@ -75,7 +75,7 @@ class StateAttention(nn.Module):
 
     is_causal = True
 
-    def __init__(self, config: DreamHeadConfig) -> None:
+    def __init__(self, config: StateHeadConfig) -> None:
         super().__init__()
         width, heads = config.hidden_size, config.num_attention_heads
         shared = config.num_key_value_heads or heads
