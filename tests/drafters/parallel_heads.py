@@ -192,7 +192,8 @@ def amphista_block(
 ) -> Tensor:  # (K, V)
     """Logits of all heads after the newest slot."""
     slots, _ = true_slots(reader, head, read, row, new)
-    embeds, states = (torch.stack([one[at] for one in slots])[None] for at in (0, 1))
+    embeds = torch.stack([one[0] for one in slots])[None]
+    states = torch.stack([one[1] for one in slots])[None]
     places = torch.stack([torch.as_tensor(one[4]) for one in slots], -1)[..., None, :]
     logits: Tensor = reader.head(head.predict_block(head(embeds, states, None, places)[0, -1]))
     return logits

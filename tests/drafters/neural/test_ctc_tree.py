@@ -82,7 +82,8 @@ def slot_probs(
 ) -> Tensor:  # (K, V + 1)
     """Probabilities after `new` tokens of a row, from scratch."""
     slots, _ = true_slots(reader, head, read, row, new)
-    embeds, states = (torch.stack([one[at] for one in slots])[None] for at in (0, 1))
+    embeds = torch.stack([one[0] for one in slots])[None]
+    states = torch.stack([one[1] for one in slots])[None]
     places = torch.stack([torch.as_tensor(one[4]) for one in slots], -1)[..., None, :]
     hidden = head(embeds, states, None, places)[0, -1]
     return head.logits(head.predict_slots(hidden), reader.head).softmax(-1)

@@ -79,7 +79,8 @@ def reference(
     slots, where = true_slots(reader, head, read, row, new)
     size = head.config.block
     for first in range(0, len(path) + 1, size):
-        embeds, states = (torch.stack([one[at] for one in slots])[None] for at in (0, 1))
+        embeds = torch.stack([one[0] for one in slots])[None]
+        states = torch.stack([one[1] for one in slots])[None]
         places = torch.stack([torch.as_tensor(one[4]) for one in slots], -1)[..., None, :]
         inputs, _ = head.recur(head.fuse_inputs(embeds, states))
         mask = torch.full((len(slots), len(slots)), torch.finfo(torch.float32).min).triu(1)

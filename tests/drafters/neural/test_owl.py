@@ -45,7 +45,8 @@ def owl(family: str, **parts: Any) -> OwlHead:
 
 def along(head: OwlHead, state: Tensor, embeds: Tensor) -> Tensor:  # (D,), (n, D) -> (D,)
     """The head's state after some tokens, in one run."""
-    return head(embeds[None], state[None], head.begin(state[None]))[0][0, -1]
+    states: Tensor = head(embeds[None], state[None], head.begin(state[None]))[0]
+    return states[0, -1]
 
 
 @pytest.mark.parametrize(("family", "shape"), [("llava", "chain"), ("qwen2_5_vl", "dynamic")])
@@ -111,12 +112,13 @@ def test_the_loss_by_hand() -> None:
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
+    made: Any = OwlHeadConfig
     for parts, words in (
         ({"num_layers": 0}, "num_layers=0 must be"),
         ({"lstm_size": -1}, "lstm_size=-1 must be"),
     ):
         with pytest.raises(ValueError, match=words):
-            OwlHeadConfig(**parts)
+            made(**parts)
     other = OwlHead(OwlHeadConfig(hidden_size=32, vocab_size=160))
     with pytest.raises(ValueError, match="states 32 wide over 160 tokens"):
         mmspec.accelerate(target("llava"), "owl", drafter=other)
