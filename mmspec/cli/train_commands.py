@@ -248,3 +248,20 @@ def ngrams(
     batch: Annotated[int, typer.Option(min=1, max=65_536, help="Tokens per forward.")] = 256,
 ) -> None:
     """Read every token of the vocabulary alone: a table of next tokens, for recipe ngrammys."""
+
+
+@app.command("cllm")
+@model_command("mmspec.cli.consistency:run", "train", without=PARTS, recipe=["cllm"])
+def cllm(
+    out: Annotated[Path, typer.Option(help="A new folder for the trained target.")],
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Prompts; default: bundled examples.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of examples.")] = 64,
+    block: Annotated[int, typer.Option(min=2, max=256, help="Tokens iterated at once.")] = 16,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Maximal tokens of an answer.")] = 128,
+    repeats: Annotated[int, typer.Option(min=1, help="Random first states of a block.")] = 4,
+    steps: Annotated[int, typer.Option(min=1, max=10**6)] = 500,
+    rate: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 2e-5,
+) -> None:
+    """Train a target that Jacobi iteration decodes in fewer steps (CLLM): a new model."""
