@@ -259,6 +259,30 @@ def test_heads_of_several_layers_are_trained_exported_and_used(
     assert "target-states" in json.dumps(found)
 
 
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        *(pytest.param(name, marks=pytest.mark.exhaustive) for name in ("ctc-drafter", "owl")),
+        *(
+            pytest.param(name, marks=pytest.mark.slow)
+            for name in ("amphista", "falcon", "mixture-of-attentions", "pass-sampling")
+        ),
+    ],
+)
+def test_heads_of_the_surveys_are_trained_and_used(
+    recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trained = str(tmp_path / "head")
+    how = ("--steps", "2", "--every", "2")
+    found = run(capsys, *_train_command(root, tmp_path / "head", *how, recipe=recipe))
+    assert found["history"]
+    asked = ["generate", "--model", str(root / "vlm"), "--recipe", recipe, "--prompt", "is it?"]
+    asked += ["--drafter", trained, "--image", str(root / "pictures" / "0.png")]
+    drafted = run(capsys, *asked, "--max-new-tokens", "6")
+    plain = run(capsys, *asked[:4], "plain", *asked[5:7], *asked[9:], "--max-new-tokens", "6")
+    assert drafted["text"] == plain["text"]
+
+
 @pytest.mark.parametrize("recipe", exhaustive(("eagle-3", "hydra", "dream"), ("hydra",)))
 def test_a_head_of_any_class_drafts_on_the_command_line(
     recipe: str, root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
