@@ -170,7 +170,12 @@ class ModulatedHooks:
         if self._polynomial is not None or not complete or not self._measured:
             return
         first = next(iter(self._measured.values()))
-        if not first.outputs:
+        if len(first.outputs) < _POINTS:
+            log.warning(
+                "'tea-cache' computed every step of this call, which has too few to measure the "
+                "network; call it with at least %d steps first, or give coefficients=",
+                _POINTS + 1,
+            )
             return
         self._coefficients.insert(0, fit_change(first.inputs, first.outputs))  # closed in reverse
         log.warning(
@@ -233,11 +238,8 @@ class ModulatedHooks:
 def fit_change(inputs: Sequence[float], outputs: Sequence[float]) -> list[float]:
     """Coefficients, highest power first, of the change of the output over that of the input.
 
-    The degree is 4 as in the paper, lower where there are fewer than 16 points, and one point gives
-    a proportion.
+    The degree is 4 as in the paper, and lower where there are fewer than 16 points.
     """
-    if len(inputs) == 1:
-        return [round(outputs[0] / inputs[0], 6), 0.0]
     degree = min(_DEGREE, max(1, len(inputs) // _POINTS))
     return [round(float(one), 6) for one in np.polyfit(inputs, outputs, degree)]
 
