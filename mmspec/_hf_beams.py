@@ -7,13 +7,23 @@ in `tests/test_hf_beams.py`. No other module calls them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 
 UNSTARTED = -1e9  # score of beams that do not exist yet, as in `generate()`
+
+
+class PathNoise(Protocol):
+    """Noise of the continuations of N beams."""
+
+    @property
+    def key(self) -> Tensor: ...  # (N,)
+
+    def gumbel(self, size: int) -> Tensor: ...  # (N, size)
+    def extend(self, parents: Tensor, tokens: Tensor) -> PathNoise: ...  # (N,) each
 
 
 class BeamSearch:
@@ -23,6 +33,11 @@ class BeamSearch:
     called with (N, L) ids and (N, V) log probabilities. After a step `parents` and `tokens` (N
     each) tell which earlier beam each beam extends, and by what; `scores` (N,) are the sums of log
     probabilities.
+
+    With `noise`, of N equal keys at first, continuations are drawn without replacement from the
+    softmax of their scores, as `do_sample=True` draws them: those with the largest sums of score
+    and Gumbel noise, in this order (Kool et al. 2019). The noise of a continuation depends on its
+    tokens alone, so a search is the same whatever was drafted.
     """
 
     def __init__(
@@ -31,6 +46,7 @@ class BeamSearch:
         prompt: Tensor,
         processors: Sequence[Any],
         criteria: StoppingCriteriaList,
+        noise: PathNoise | None = None,
     ) -> None:
         self.config, self.processors, self.criteria = config, tuple(processors), criteria
         eos = vars(config).get("_eos_token_tensor")
@@ -50,6 +66,7 @@ class BeamSearch:
         )
         self.finished_indices = self.indices.clone()
         self.is_done = False
+        self.noise = noise
         self.parents: list[int] = [0] * beams
         self.tokens: list[int] = []
 
@@ -82,7 +99,17 @@ class BeamSearch:
     def advance(self, logits: Tensor) -> None:  # (N, V), of the position after every beam
         """Add the best tokens."""
         total = self.accumulate(logits)
-        self.select(total, total.topk(self.num_candidates).indices)
+        noisy = total
+        if self.noise is not None:
+            noisy = total + self.noise.gumbel(logits.shape[-1]).flatten()
+        chosen = noisy.topk(self.num_candidates).indices
+        if self.noise is not None and not bool((total[chosen] > UNSTARTED / 2).all()):
+            raise ValueError(
+                f"do_sample=True with num_beams={self.num_beams} draws {self.num_candidates} "
+                "different continuations, but fewer have a probability above 0; give a larger "
+                "top_k or top_p, or fewer beams"
+            )
+        self.select(total, chosen)
 
     def select(self, total: Tensor, chosen: Tensor) -> None:  # (N * V,), (candidates,)
         """Add tokens: continuations by their place in `total`, the best first."""
@@ -103,6 +130,8 @@ class BeamSearch:
         self.sequences, self.running_scores, self.indices = running
         self._update_done(hits)
         newest = (self.indices[0, :, step - self.prompt_length], self.sequences[0, :, step])
+        if self.noise is not None:
+            self.noise = self.noise.extend(*newest)
         found = torch.stack((*newest, self.scores.isnan()))
         self.parents, self.tokens, broken = found.tolist()
         if any(broken):

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from mmspec.decode import Clock
+from mmspec.distributions.noise import Keys
 from mmspec.draft import Round, Verdict
 from mmspec.drafters.beams import BeamDrafter, NoBeamDraft
 from mmspec.targets.branches import BeamDraft, Branches, read_branches
@@ -101,9 +102,11 @@ class _Running:
         clock.to("draft")
         scores = torch.stack([search.scores for search in parts.searches])
         left = max(search.config.max_length - search.length for search in active) - 1
-        draft = self._guard(lambda: self.drafter.propose(self.tree, scores, left))
+        keys = [search.noise.key for search in parts.searches if search.noise is not None]
+        noise = Keys(torch.stack(keys)) if keys else None
+        draft = self._guard(lambda: self.drafter.propose(self.tree, scores, left, noise))
         if draft is None:
-            draft = self.drafter.propose(self.tree, scores, left)
+            draft = self.drafter.propose(self.tree, scores, left, noise)
         clock.to("verify")
         logits = read_branches(parts.target.backbone, self.memory, draft.tree, draft.first)
         verdict = parts.verifier.verify(parts.searches, draft, logits)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ import mmspec
 from mmspec._hf_beams import BeamSearch
 from mmspec.drafters.beams import ModelBeams
 from mmspec.modalities.common import beam_generation
+from mmspec.modalities.common.tiny_models import tiny_llama
 from mmspec.targets.branches import BeamDraft
 from mmspec.verifiers.beams import BeamVerdict, BeamVerifier, StrictBeams
 from tests import toys
@@ -166,6 +169,122 @@ def test_a_model_that_asks_for_beams_gets_them(tmp_path: Path) -> None:
     assert torch.equal(found, wanted[:, request["input_ids"].shape[1] :])
 
 
+@pytest.mark.exhaustive
+def test_sampled_beams_of_the_hook_and_of_single_rows() -> None:
+    model, drafter = pair("llama")
+    request = toys.inputs("llama", seed=1, batch=2)
+    settings = {"max_new_tokens": ROOM, "do_sample": True, "num_beams": 3}
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter)
+    both = fast.generate(**request, **settings, seed=2).sequences
+    second = {name: value[1:] for name, value in request.items()}
+    alone = fast.generate(**second, **settings, seed=2, row_ids=[1]).sequences
+    assert torch.equal(both[1:, : alone.shape[1]], alone)
+    torch.manual_seed(5)
+    hooked = model.generate(**request, **settings, custom_generate=fast)
+    torch.manual_seed(5)
+    assert torch.equal(model.generate(**request, **settings, custom_generate=fast), hooked)
+    assert hooked.shape[0] == 2
+    assert not torch.equal(model.generate(**request, **settings, custom_generate=fast), hooked)
+
+
+SAMPLED: dict[str, dict[str, Any]] = {
+    "plain": {"num_beams": 3, "seed": 3},
+    "warped": {"num_beams": 2, "temperature": 0.7, "top_p": 0.95, "eos_token_id": 9, "seed": 5},
+}
+
+
+@pytest.mark.parametrize("batch", exhaustive(BATCHES, ["ragged"]))
+@pytest.mark.parametrize("name", exhaustive(SAMPLED, ["warped"]))
+def test_drafted_sampled_beams_are_those_without_a_draft(name: str, batch: str) -> None:
+    model, drafter = pair("llama")
+    request = toys.inputs("llama", seed=1, **BATCHES[batch])
+    settings = {"max_new_tokens": ROOM, "do_sample": True, **SAMPLED[name]}
+    plain = mmspec.accelerate(model, "plain").generate(**request, **settings)
+    fast = mmspec.accelerate(model, "coupled", drafter=drafter)
+    out = fast.generate(**request, **settings)
+    assert out.stats.fallback is None
+    assert torch.equal(out.sequences, plain.sequences)
+    torch.testing.assert_close(out.sequences_scores, plain.sequences_scores)
+    assert out.stats.target_calls < plain.stats.target_calls
+    other = fast.generate(**request, **{**settings, "seed": 4})
+    assert other.sequences.tolist() != out.sequences.tolist()
+
+
+def test_sampled_beams_among_drafted_ones_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(beam_generation, "StrictBeams", DraftedOnly)
+    with pytest.raises(AssertionError):
+        test_drafted_sampled_beams_are_those_without_a_draft("plain", "one")
+
+
+def order_probabilities(scores: Tensor, count: int) -> dict[tuple[int, ...], float]:
+    """Draws of `count` without replacement from softmax(scores), in order."""
+    found = {}
+    probs = scores.double().softmax(-1).tolist()
+    for order in permutations(range(len(probs)), count):
+        mass, left = 1.0, 1.0
+        for one in order:
+            mass, left = mass * probs[one] / left, left - probs[one]
+        found[order] = mass
+    return found
+
+
+@torch.no_grad()
+def best_of_two_tokens(model: Any, prompt: list[int]) -> dict[tuple[int, int], float]:
+    """The distribution of the returned sequence of `generate(do_sample=True, num_beams=2)`.
+
+    A step draws four continuations without replacement and goes on with the best two of them; the
+    last one ends those that were drawn first and second, of which the better one is returned.
+    """
+
+    def following(tokens: list[int]) -> Tensor:
+        return model(torch.tensor([[*prompt, *tokens]])).logits[0, -1].float().log_softmax(-1)
+
+    first, found = following([]), dict[tuple[int, int], float]()
+    for drawn, mass in order_probabilities(first, 4).items():
+        beams = sorted(drawn, key=lambda token: -float(first[token]))[:2]
+        scores = torch.cat([first[token] + following([token]) for token in beams])
+        for (one, two), share in order_probabilities(scores, 2).items():
+            best = one if scores[one] >= scores[two] else two
+            key = (beams[best // len(first)], best % len(first))
+            found[key] = found.get(key, 0.0) + mass * share
+    return found
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("way", ["generate", "plain", "coupled"])
+def test_sampled_beams_have_their_distribution(way: str) -> None:
+    """That of `generate()`, which is enumerated. Chance of a false alarm: 1e-6."""
+    model, prompt = tiny_llama(5), [1, 2, 3]
+    count = 3000 if way == "generate" else 400
+    parts = {"drafter": tiny_llama(5, 1, 3)} if way == "coupled" else {}
+    run = model if way == "generate" else mmspec.accelerate(model, way, **parts)
+    settings = {"num_beams": 2, "do_sample": True, "top_k": 0, "return_dict_in_generate": True}
+    ids = torch.tensor([prompt] * count)
+    mask = torch.ones_like(ids)
+    out = run.generate(input_ids=ids, attention_mask=mask, max_new_tokens=2, **settings)
+    wanted = best_of_two_tokens(model, prompt)
+    assert sum(wanted.values()) == pytest.approx(1)
+    seen = Counter(tuple(row) for row in out.sequences[:, 3:].tolist())
+    assert set(seen) <= set(wanted)
+    assert p_value(seen, wanted, count) > 1e-6
+    first, *others = wanted.values()
+    shifted = dict(zip(wanted, [*others, first], strict=True))
+    assert p_value(seen, shifted, count) < 1e-6
+
+
+def p_value(seen: Counter[tuple[int, ...]], wanted: dict[Any, float], count: int) -> float:
+    """Of a chi-square test; sequences that are expected less than five times are one cell."""
+    often = [one for one, mass in wanted.items() if count * mass >= 5]
+    masses = [wanted[one] for one in often]
+    counts = [seen[one] for one in often]
+    rest = max(1 - sum(masses), 1e-9)
+    chi = sum((n - count * m) ** 2 / (count * m) for n, m in zip(counts, masses, strict=True))
+    if count * rest >= 5:
+        chi += (count - sum(counts) - count * rest) ** 2 / (count * rest)
+    half = torch.tensor([len(often) / 2, chi / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
 def test_a_drafter_that_fails_does_not_fail_the_request() -> None:
     model, drafter = toys.model("llama"), noisy("llama")
     fast = mmspec.accelerate(model, "coupled", drafter=drafter)
@@ -181,7 +300,7 @@ REFUSED: dict[str, tuple[str, str, dict[str, Any], str]] = {
     "no draft model": ("llama", "prompt-lookup", {}, "PromptLookup.*coupled.*num_beams=1"),
     "recurrent": ("lfm2", "plain", {}, "recurrent state.*num_beams=1"),
     "lossy": ("llama", "lenience", {}, "'lenience' is lossy.*coupled"),
-    "sampled": ("llama", "plain", {"do_sample": True}, "do_sample=True"),
+    "too few to draw": ("llama", "plain", {"do_sample": True, "top_k": 2}, "draws 6 different"),
     "scores": ("llama", "plain", {"output_scores": True}, "output_scores=True"),
     "observed": ("llama", "plain", {"on_round": print}, "nothing to stream"),
     "window": ("mistral-sliding", "plain", {"max_new_tokens": 40}, "window.*16"),

@@ -72,7 +72,7 @@ def schedules(
     stages: list[int] | None,
 ) -> None:
     """Schedules of a draft model beside its target, on a simulated clock."""
-    loaded = _load_pair(options, schedules_study.OVERLAPPED)
+    loaded = _load_pair(options, overlap_study.OVERLAPPED)
     work = workload(loaded, prompt, prompts, 1, options.seed)
     with show_progress(options.json) as report:
         found = schedules_study.schedules(

@@ -93,6 +93,13 @@ class Keys:
         """An independent set of keys, for a second sample."""
         return Keys(_hash(self.key ^ _fold(index)))
 
+    def extend(self, parents: Tensor, tokens: Tensor) -> Keys:  # (..., n) each
+        """The keys of paths that extend those of `parents` by a token; independent of each other.
+
+        A path has the same key whatever its place is.
+        """
+        return Keys(_hash(self.key.gather(-1, parents.long()) ^ _hash(tokens.long())))
+
 
 @dataclass(frozen=True)
 class KeyedNoise:

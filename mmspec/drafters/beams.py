@@ -1,7 +1,8 @@
 """Drafts for a beam search: a beam search of the draft model from the beams of the target.
 
 The drafted nodes of a level are the best continuations of all beams together (AtSpeed, Lin et al.
-2025), by the target's score of a beam plus the draft model's log probabilities.
+2025), by the target's score of a beam plus the draft model's log probabilities. Sampled beams are
+drafted with the noise that the target's are drawn with.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mmspec.distributions.noise import Keys
 from mmspec.draft import Drafter
 from mmspec.drafters.neural.small_model import Autoregressive, SmallModel
 from mmspec.drafters.plain import NoDraft
@@ -32,10 +34,12 @@ class BeamDrafter(ABC):
         """Read the prompt."""
 
     @abstractmethod
-    def propose(self, tree: Branches, scores: Tensor, left: int) -> BeamDraft:
+    def propose(
+        self, tree: Branches, scores: Tensor, left: int, noise: Keys | None = None
+    ) -> BeamDraft:
         """A draft after the last N nodes of the tree, beams of the `scores` (B, N).
 
-        At most `left` further tokens are needed.
+        At most `left` further tokens are needed; `noise` (B, N) are the keys of sampled beams.
         """
 
     @property
@@ -54,7 +58,9 @@ class NoBeamDraft(BeamDrafter):
     def begin(self, context: Context) -> None:
         return
 
-    def propose(self, tree: Branches, scores: Tensor, left: int) -> BeamDraft:
+    def propose(
+        self, tree: Branches, scores: Tensor, left: int, noise: Keys | None = None
+    ) -> BeamDraft:
         count = scores.shape[1]
         return BeamDraft(tree, tree.nodes - count, count)
 
@@ -63,9 +69,15 @@ class ModelBeams(BeamDrafter):
     """The beams of a draft model with a cache of its own, `depth` levels of `width` per beam."""
 
     def __init__(
-        self, model: SmallModel, depth: int, width: int, eos: Sequence[int], vocabulary: int
+        self,
+        model: SmallModel,
+        depth: int,
+        width: int,
+        eos: Sequence[int],
+        vocabulary: int,
+        warpers: Sequence[Any] = (),
     ) -> None:
-        self.model, self.depth, self.width = model, depth, width
+        self.model, self.depth, self.width, self.warpers = model, depth, width, list(warpers)
         self.eos, self.vocabulary = list(eos), vocabulary
         self.memory: Any = None
         self.num_read = 0  # nodes of the last draft that the draft model has read
@@ -76,7 +88,9 @@ class ModelBeams(BeamDrafter):
         if not isinstance(self.memory, Memory) or self.memory.is_stepwise:
             raise ValueError(_unbranched(self.model.backbone, "draft model"))
 
-    def propose(self, tree: Branches, scores: Tensor, left: int) -> BeamDraft:
+    def propose(
+        self, tree: Branches, scores: Tensor, left: int, noise: Keys | None = None
+    ) -> BeamDraft:
         count = scores.shape[1]
         first, width = tree.nodes - count, self.width * count
         depth, front, first_level = min(self.depth, left), count, None
@@ -86,9 +100,16 @@ class ModelBeams(BeamDrafter):
             log_probs = self._log_probs(logits[:, -front:].to(scores.device))
             total = (scores[..., None] + log_probs).flatten(1)
             first_level = log_probs.flatten(1) if first_level is None else first_level
-            scores, best = total.topk(min(width, total.shape[1]), -1)
-            parents = best // self.vocabulary + (tree.nodes - front)
-            tree = tree.extend(best % self.vocabulary, parents)
+            noisy = total if noise is None else total + noise.gumbel(self.vocabulary).flatten(1)
+            best = noisy.topk(min(width, total.shape[1]), -1).indices
+            scores, above, tokens = (
+                total.gather(1, best),
+                best // self.vocabulary,
+                best % self.vocabulary,
+            )
+            if noise is not None:
+                noise = noise.extend(above, tokens)
+            tree = tree.extend(tokens, above + (tree.nodes - front))
             front = best.shape[1]
         self.num_read = self.known
         return BeamDraft(tree, first, count, front if depth else 0, first_level)
@@ -98,6 +119,8 @@ class ModelBeams(BeamDrafter):
         missing = self.vocabulary - logits.shape[-1]  # negative = cut
         padded = functional.pad(logits.float(), (0, missing), value=-torch.inf)
         found = padded.log_softmax(-1)
+        for warper in self.warpers:
+            found = warper(None, found.flatten(0, 1)).view(found.shape)
         found[..., self.eos] = -torch.inf
         return found
 
@@ -112,9 +135,17 @@ class ModelBeams(BeamDrafter):
 
 
 def make_beam_drafter(
-    drafter: Drafter, eos: Sequence[int], vocabulary: int, recipe: str, num_beams: int
+    drafter: Drafter,
+    eos: Sequence[int],
+    vocabulary: int,
+    recipe: str,
+    num_beams: int,
+    warpers: Sequence[Any] = (),
 ) -> BeamDrafter:
-    """The drafts that a recipe's drafter can make for beams. Raises ValueError for none."""
+    """The drafts that a recipe's drafter can make for beams. Raises ValueError for none.
+
+    `warpers` are those of sampled beams: temperature, top-k and the like.
+    """
     if isinstance(drafter, NoDraft):
         return NoBeamDraft()
     model = drafter.model if isinstance(drafter, Autoregressive) else None
@@ -126,7 +157,7 @@ def make_beam_drafter(
         )
     if not model.backbone.can_branch:
         raise ValueError(_unbranched(model.backbone, "draft model"))
-    return ModelBeams(model, drafter.shape.max_depth, WIDTH, eos, vocabulary)
+    return ModelBeams(model, drafter.shape.max_depth, WIDTH, eos, vocabulary, warpers)
 
 
 def _unbranched(reader: Any, role: str) -> str:

@@ -19,6 +19,7 @@ from mmspec import _hf
 from mmspec._hf_beams import BeamSearch, best_sequences
 from mmspec.beams import BeamParts, decode_beams
 from mmspec.distributions.call_state import is_of_user
+from mmspec.distributions.noise import Keys
 from mmspec.distributions.sampling import Sampling
 from mmspec.drafters.beams import make_beam_drafter
 from mmspec.modalities.common.tokens import BoundTokens
@@ -75,14 +76,21 @@ def plan_beams(
     if criteria is None:
         users = own.get("stopping_criteria") or ()
         criteria = _hf.make_stopping_criteria(bound.model, config, users, own.get("tokenizer"))
+    warpers = _make_warpers(bound.model, config, ids) if config.do_sample else []
     searches = [
-        BeamSearch(config, row, _bind_row(sampling, index, len(ids)), criteria)
+        BeamSearch(
+            config,
+            row,
+            [*_bind_row(sampling, index, len(ids)), *warpers],
+            criteria,
+            Keys(request.noise.rows[index].expand(config.num_beams)) if config.do_sample else None,
+        )
         for index, row in enumerate(ids)
     ]
     eos = sorted(_hf.eos_ids(config))
     name = bound.recipe.name or "custom"
     drafter = make_beam_drafter(
-        bound.drafter, eos, bound.backbone.vocabulary, name, config.num_beams
+        bound.drafter, eos, bound.backbone.vocabulary, name, config.num_beams, warpers
     )
     target = replace(
         bound.target,
@@ -126,7 +134,6 @@ def check_request(
             "cache cannot hold several beams; pass num_beams=1, or use model.generate()"
         )
     given = {
-        "do_sample=True": config.do_sample,
         "output_scores=True": config.output_scores,
         "output_logits=True": config.output_logits,
         "past_key_values=": own.get("past_key_values") is not None,
@@ -137,8 +144,8 @@ def check_request(
     if refused := [name for name, is_given in given.items() if is_given]:
         raise ValueError(
             f"num_beams={beams} does not go with {', '.join(refused)}: beams are the best "
-            "continuations of one prompt, without noise, and only the returned sequences are "
-            "kept; drop what is named, or pass num_beams=1"
+            "continuations of one prompt, and only the returned sequences are kept; drop what is "
+            "named, or pass num_beams=1"
         )
     given_functions = (*sampling.processors, *(own.get("stopping_criteria") or ()))
     users = list(filter(_is_of_user, given_functions))
@@ -155,6 +162,12 @@ _ENCODER = ("EncoderRepetitionPenaltyLogitsProcessor", "EncoderNoRepeatNGramLogi
 def _is_of_user(processor: Any) -> bool:
     is_bound = isinstance(processor, PrefixConstrainedLogitsProcessor)  # called with its row
     return is_of_user(processor) and not is_bound
+
+
+def _make_warpers(model: Any, config: GenerationConfig, ids: Tensor) -> list[Any]:
+    """Temperature, top-k and the like of sampled beams, which keep two tokens or more."""
+    made = _hf.make_logits_processors(model, config, ids.shape[1], ids.device)
+    return [one for one in made if type(one).__name__.endswith("LogitsWarper")]
 
 
 def _bind_row(sampling: Sampling, row: int, batch: int) -> list[Any]:
