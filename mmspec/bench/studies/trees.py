@@ -2,7 +2,8 @@
 
 Half of the requests measure how often the drafter's best, second, ... token is the target's. These
 rates are what Sequoia's dynamic programme (`TreeBudget`) builds its tree from, and with them the
-tokens per call of every fixed tree are predicted. The other half of the requests is measured.
+tokens per call of every fixed tree are predicted, and the classifier of C2T is trained on it. The
+other half of the requests is measured.
 """
 
 from __future__ import annotations
@@ -14,15 +15,21 @@ from typing import Any
 
 from mmspec.accelerated import Accelerated
 from mmspec.bench.reporting import PointTable, Progress, describe_environment, silent
-from mmspec.draft import Round
+from mmspec.draft import Kind, Round
 from mmspec.drafters.trees.best_first import BestFirstTree
+from mmspec.drafters.trees.c2t import C2T, TreeHead
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
+from mmspec.drafters.trees.dyspec import DySpec
 from mmspec.drafters.trees.entropy_tree import EntropyTree
+from mmspec.drafters.trees.propd import ProPD
+from mmspec.drafters.trees.stochastic_beam import StochasticBeam
 from mmspec.drafters.trees.tree_budget import TreeBudget
 from mmspec.modality import Workload
+from mmspec.training.tree_heads import train_tree
 from mmspec.trees import Tree
 
 RECIPE = "coupled"  # exact for every shape, so that all shapes have the same output
+DRAWS = "rejection"  # the verifier of shapes that are drawn from q; greedily the same output
 RANKS = 6  # children per node of the tree that measures the rates
 
 
@@ -74,7 +81,10 @@ def compare_trees(
         )
     wide = Tree.branching([RANKS, RANKS])
     rates = observed_rates(run_rounds(accelerated, wide, requests[::2], seed), wide, RANKS)
-    cases = [(count, *shape) for count in nodes for shape in make_shapes(rates, count, depth)]
+    head = train_tree(
+        lambda shape: accelerated(RECIPE, tree=shape), requests[::2], depth, max(nodes), seed=seed
+    ).head
+    cases = [(count, *one) for count in nodes for one in make_shapes(rates, count, depth, head)]
     points = []
     for done, (count, name, tree) in enumerate(cases):
         progress("trees", done, len(cases))
@@ -83,7 +93,9 @@ def compare_trees(
     return TreeTable(model, rates, points, describe_environment(workload.device))
 
 
-def make_shapes(rates: Sequence[float], nodes: int, depth: int) -> list[tuple[str, Any]]:
+def make_shapes(
+    rates: Sequence[float], nodes: int, depth: int, head: TreeHead
+) -> list[tuple[str, Any]]:
     """Names and shapes of at most so many nodes and levels; the chain is as long as the budget."""
     levels, beam = min(depth, nodes), min(8, nodes)
     binary = Tree.branching([2] * nodes.bit_length()).parents[:nodes]
@@ -94,6 +106,10 @@ def make_shapes(rates: Sequence[float], nodes: int, depth: int) -> list[tuple[st
         ("dynamic (EAGLE-2)", DynamicTree(depth=levels, beam=beam, nodes=nodes)),
         ("best first (OPT-Tree)", BestFirstTree(nodes=nodes, depth=levels)),
         ("entropy (SAGE)", EntropyTree(depth=(min(2, levels), levels), nodes=nodes)),
+        ("classifier (C2T)", C2T(head, 0.05, levels, beam, nodes)),
+        ("timed size (ProPD)", ProPD(nodes, levels, beam, min(4, nodes))),
+        ("drawn (DySpec)", DySpec(levels, beam, nodes)),
+        ("drawn beam (RSD-S)", StochasticBeam(levels, max(1, nodes // levels))),
     ]
 
 
@@ -101,7 +117,9 @@ def run_rounds(
     accelerated: Callable[..., Accelerated], tree: Any, requests: Iterable[Any], seed: int
 ) -> list[Round]:
     """All rounds of the requests, one after the other, that drafted and were not cut by a stop."""
-    fast, rounds = accelerated(RECIPE, tree=tree), list[Round]()
+    is_drawn = getattr(tree, "kinds", ()) == (Kind.WOR,)
+    verifier = {"verifier": DRAWS} if is_drawn else {}
+    fast, rounds = accelerated(RECIPE, tree=tree, **verifier), list[Round]()
     for request in requests:
         fast.generate(**request, seed=seed, on_round=rounds.append)
     return [one for one in rounds if one.calls and one.drafted[0] and not one.finished[0]]

@@ -18,6 +18,7 @@ from mmspec.bench.studies.trees import (
     make_shapes,
     observed_rates,
 )
+from mmspec.drafters.trees.c2t import TreeHead
 from mmspec.drafters.trees.tree_budget import TreeBudget
 from mmspec.modality import Workload
 from mmspec.trees import Tree
@@ -71,12 +72,15 @@ def test_a_tree_cut_at_the_end_of_the_output_is_left_out() -> None:
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 16])
 def test_no_fixed_shape_exceeds_its_nodes_or_is_predicted_above_the_programme(nodes: int) -> None:
-    fixed = {name: one for name, one in make_shapes(RATES, nodes, nodes) if isinstance(one, Tree)}
+    shapes = make_shapes(RATES, nodes, nodes, TreeHead())
+    fixed = {name: one for name, one in shapes if isinstance(one, Tree)}
+    assert len(shapes) == len(fixed) + 7
     assert {one.nodes for one in fixed.values()} == {nodes}
     tokens = {name: expected_tokens(one, RATES) for name, one in fixed.items()}
     assert max(tokens.values()) == pytest.approx(tokens["Sequoia"])
 
 
+@pytest.mark.exhaustive
 def test_all_shapes_of_one_pair() -> None:
     model, small, processor = zoo.load("llava"), zoo.load("llava-drafter"), zoo.processor("llava")
     requests = []
@@ -91,11 +95,12 @@ def test_all_shapes_of_one_pair() -> None:
     unused: Any = None  # nothing is timed
     work = Workload(timed=requests, plain=unused, fast=unused, device=torch.device("cpu"))
     found = compare_trees(bind, work, nodes=[6], depth=4)
-    assert len(found.points) == 6
+    assert len(found.points) == 10
+    fixed = ("chain", "two children each", "Sequoia")
     for point in found.points:
         assert 1 <= point.measured <= 7
         assert point.drafted <= 6
-        assert (point.predicted is None) == (point.shape[:3] in ("dyn", "bes", "ent"))
+        assert (point.predicted is None) == (point.shape not in fixed)
     assert sum(found.rates) <= 1
     with pytest.raises(ValueError, match="1 request is too few"):
         compare_trees(bind, Workload(timed=requests[:1], plain=unused, fast=unused), nodes=[6])
