@@ -85,4 +85,5 @@ class C2T(LevelTree):
 def entropy_of(distribution: Categorical) -> Tensor:  # (...) nats
     """From the scores: a point mass would make a greedy drafter always certain."""
     log_q = distribution.scores.float().log_softmax(-1)
-    return -torch.special.xlogy(log_q.exp(), log_q.exp()).sum(-1)
+    entropy: Tensor = -torch.special.xlogy(log_q.exp(), log_q.exp()).sum(-1)
+    return entropy

@@ -162,7 +162,8 @@ def test_it_is_the_tree_of_algorithm_1() -> None:
     now: Any = replace(context(*[[0]] * 216, vocabulary=3), noise=noise)  # type: ignore[arg-type]
     draft = DySpec(depth=2, beam=2, nodes=4).grow(model, now, None, None, Kind.WOR).draft
     for row, (first, *below) in enumerate(noise.orders.tolist()):
-        draws = {(): first[:2]} | {(first[at],): below[at][:2] for at in range(2)}
+        draws: dict[tuple[int, ...], list[int]] = {(): first[:2]}
+        draws |= {(first[at],): below[at][:2] for at in range(2)}
         found: list[tuple[int, ...]] = []
         for token, parent in zip(
             draft.tokens[row].tolist(), draft.parents[row].tolist(), strict=True
