@@ -51,6 +51,7 @@ MEASURING = (
     *("training_data", "consensus", "video_rag", "measures", "page_drafts"),
     *("tiny_models", "certificates", "mixture", "sample_tests", "row_costs", "image_distance"),
     *("survey", "tiny_configs", "tiny_requests", "serving", "conversation"),
+    *("tiny_networks", "tiny_text", "tiny_pipelines", "noise_replay"),
 )
 MODALITIES = [path.name for path in (ROOT / "modalities").iterdir() if [*path.rglob("plug.py")]]
 ENTRY = ("mmspec.cli", "mmspec.cli.app", "mmspec.cli.__main__", "mmspec")  # may import late

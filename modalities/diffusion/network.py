@@ -9,6 +9,7 @@ call.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,7 @@ from mmspec.modalities.diffusion.schedulers import Sampler, read_scheduler
 from mmspec.targets.continuous.denoising import Prediction
 
 NETWORKS = ("unet", "transformer")
+ROUNDING = 0.05  # of the largest output, also in bfloat16
 CONTROL = "controlnet"  # computes arguments of the other networks
 
 
@@ -153,25 +155,26 @@ class Network:
         return [read_prediction(output)]
 
     def probe_output(self, call: NetworkCall) -> DenoiserOutput | ControlNetOutput:
-        """Probe the format of a network's output with one row of a call (two, if it has one row).
+        """Probe the format of an output with a few equal rows, another number than a call has.
 
-        Raises ValueError if the network does not accept another number of rows than the pipeline's.
+        Raises ValueError if the network does not accept another number of rows than the pipeline's,
+        or computes equal rows differently: then it reads rows along another axis.
         """
         size = (call.name, call.recorded_states.shape[1:])
         if call.name in self.denoiser_outputs:
             return self.denoiser_outputs[call.name]
         if size in self.control_outputs:
             return self.control_outputs[size]
-        index = torch.zeros(
-            2 if call.rows == 1 else 1, dtype=torch.int64, device=call.recorded_states.device
-        )
+        count = next(one for one in itertools.count(2) if call.rows % one)
+        index = torch.zeros(count, dtype=torch.int64, device=call.recorded_states.device)
         args, kwargs = call.replay(call.recorded_states[index], index, index)
         try:
             given = getattr(self.pipe, call.name)(*args, **kwargs)
             if call.name == CONTROL:
                 self.control_outputs[size] = ControlNetOutput.of(given, len(index))
                 return self.control_outputs[size]
-            shape = read_prediction(given).shape
+            found = read_prediction(given)
+            shape = found.shape
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
@@ -179,6 +182,8 @@ class Network:
         self.rows += len(index)
         if len(shape) != call.recorded_states.dim() or shape[0] != len(index):
             raise _unsupported_rows(call.name, f"an output of shape {tuple(shape)}")
+        if not _has_equal_rows(found):
+            raise _unsupported_rows(call.name, "different outputs for equal rows")
         self.denoiser_outputs[call.name] = DenoiserOutput.of(
             given, shape[1:], call.recorded_states.shape[1:]
         )
@@ -188,6 +193,13 @@ class Network:
 def _is_expert(own: str, name: str, part: Any) -> bool:
     """Whether a part is another expert beside the network `own`."""
     return name.startswith(f"{own}_") and isinstance(part, nn.Module)
+
+
+def _has_equal_rows(output: Tensor) -> bool:
+    """Whether all rows (R, *E) are equal within the rounding of a batch."""
+    output = output.float()
+    size = output.abs().amax().clamp_min(1e-12)
+    return bool(((output - output[:1]).abs() <= ROUNDING * size).all() | output.isnan().any())
 
 
 def _unsupported_rows(name: str, reason: object) -> ValueError:

@@ -173,7 +173,7 @@ class _Trace:
         is_last: bool,
     ) -> None:
         self.scheduler = copy.copy(scheduler)
-        step_stub = functools.partial(self.step_scheduler)
+        step_stub = _StepStub(self.step_scheduler)
         functools.update_wrapper(step_stub, scheduler.step)  # pipelines inspect its signature
         self.scheduler.step = step_stub  # on the copy
         self.network, self.sample_chain, self.noises = network, sample_chain, noises
@@ -285,7 +285,7 @@ class _Trace:
         half = len(raw) // 2  # network outputs are random, so equal halves are copies
         if len(raw) > 1 and len(raw) % 2 == 0 and torch.equal(raw[:half], raw[half:]):
             self.copies = 2
-        self.start = sample
+        self.start = sample.clone()  # some pipelines write the next state into it
         self.images = len(sample) // self.copies
         noises = self.noises
         restore = read_scheduler(self.scheduler, noises.eta, noises.churn, noises.deterministic)
@@ -329,6 +329,22 @@ class _Trace:
         copied = copy.copy(self.stub_pipeline)
         copied.__dict__ |= {name: getattr(self.pipe, name) for name in self.network.names}
         return copied
+
+
+class _StepStub:
+    """The stub of a scheduler's step, which cannot be copied with its scheduler."""
+
+    def __init__(self, step: Callable[..., Any]) -> None:
+        self._step = step
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self._step(*args, **kwargs)
+
+    def __deepcopy__(self, memo: Any) -> NoReturn:
+        raise ValueError(
+            "this pipeline copies its scheduler, one for each part of its state (frames, sound); "
+            "recipes that sample chains do not support that: use speca or taylorseer"
+        )
 
 
 class _StubNetwork:

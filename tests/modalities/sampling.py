@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import inspect
-import sys
 from collections.abc import Callable
 from functools import lru_cache
 from typing import Any
 
-import pytest
 import torch
 from torch import Tensor
 
-from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Drafter
 from mmspec.drafters.denoising.frozen import Frozen
 from mmspec.drafters.denoising.window import Window
 from mmspec.drafters.plain import no_drafter
 from mmspec.modalities.diffusion.network import Network
+from mmspec.modalities.diffusion.noise_replay import replay_noise
 from mmspec.modalities.diffusion.pipeline_trace import PreparedCall, run_pipeline
 from mmspec.recipe import Kit, Recipe
 from mmspec.verifiers.coupled import Coupled
@@ -57,7 +55,6 @@ def draw(fast: Any, name: str, count: int = 2, **more: Any) -> Tensor:
 def run_pipeline_alone(
     pipe: Any,
     images: int,
-    monkeypatch: pytest.MonkeyPatch,
     call: Callable[[torch.Generator], Tensor],
     free: Tensor | None = None,
 ) -> Tensor:
@@ -67,25 +64,7 @@ def run_pipeline_alone(
     places `free` (*E) bool, if not for all.
     """
     generator = torch.Generator().manual_seed(5)
-    noise: list[KeyedNoise] = []
-
-    def replayed(shape: Any, *args: Any, dtype: Any = None, **kwargs: Any) -> Tensor:
-        if not noise:
-            seed = int(torch.randint(2**62, (), generator=generator))
-            noise.append(KeyedNoise.from_seed(seed, images, torch.device("cpu")))
-            state.append(1)
-        keys = noise[0].shared_keys(torch.full((images, 1), state[0]))
-        state[0] += 1
-        if free is None:
-            drawn = keys.normal(*shape[1:])[:, 0].to(dtype)
-        else:
-            drawn = torch.zeros(images, *shape[1:])
-            drawn[:, free] = keys.normal(int(free.sum()))[:, 0]
-        return drawn.repeat(shape[0] // images, *(1,) * (drawn.dim() - 1))
-
-    state: list[int] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(sys.modules[type(pipe.scheduler).__module__], "randn_tensor", replayed)
+    with replay_noise(pipe.scheduler, images, generator, free):
         return call(generator)
 
 

@@ -135,7 +135,7 @@ class CachedNetwork:
         self._attached.enter(call)
         try:
             output = self._run(partial(original, *args, **kwargs), call.state)
-        except (TypeError, IndexError) as error:  # of the hooks of diffusers
+        except (TypeError, LookupError, ValueError) as error:  # of the hooks of diffusers
             raise ValueError(
                 f"{self._cache.title} does not support {type(self._network).__name__} as this "
                 f"pipeline calls it ({error}); use the recipe taylorseer or speca"

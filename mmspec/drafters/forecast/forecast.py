@@ -105,10 +105,20 @@ class Factors:
     values: list[Tensor] = field(default_factory=list)
 
     def record(self, feature: Tensor, scale: Tensor, rows: Tensor | None) -> None:
-        """Record a feature (R', *F) of `rows` (R',), or of all, with the scale of `advance`."""
+        """Record a feature (R', *F) of `rows` (R',), or of all, with the scale of `advance`.
+
+        Raises ValueError for a feature of another shape than in the step before.
+        """
         if not self.values:
             self.values = [feature]
             return
+        if feature.shape[1:] != self.values[0].shape[1:]:
+            raise ValueError(
+                f"a layer gives features of shape {tuple(feature.shape)}, and gave "
+                f"{tuple(self.values[0].shape)} in the step before: this pipeline denoises parts "
+                "of different lengths with one network, which forecasts do not follow; call the "
+                "pipeline itself"
+            )
         fresh = [feature]
         for j in range(min(scale.shape[1], len(self.values))):
             old = self.values[j] if rows is None else self.values[j][rows]

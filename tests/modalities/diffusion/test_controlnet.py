@@ -26,12 +26,10 @@ def sample(fast: Any, given: dict[str, Any], **more: Any) -> Tensor:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_plain_sampling_is_the_pipelines_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_sampling_is_the_pipelines_own(name: str) -> None:
     pipe, given = build_pipeline(name)
     free = mask().repeat(1, 4, 1, 1)[0] > 0 if name == "sd-inpaint" else None
-    expected = run_pipeline_alone(
-        pipe, 1, monkeypatch, lambda one: sample(pipe, given, generator=one), free
-    )
+    expected = run_pipeline_alone(pipe, 1, lambda one: sample(pipe, given, generator=one), free)
     fast: Any = mmspec.accelerate(pipe, PLAIN)
     found = sample(fast, given, generator=torch.Generator().manual_seed(5))
     assert expected.std() > 0.05

@@ -38,12 +38,10 @@ def free(pipe: Any, name: str) -> Tensor | None:
 
 
 @pytest.mark.parametrize("name", BUILDERS)
-def test_plain_sampling_is_the_pipelines_own(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_sampling_is_the_pipelines_own(name: str) -> None:
     pipe, given = from_picture(name)
     where = free(pipe, name)
-    expected = run_pipeline_alone(
-        pipe, 1, monkeypatch, lambda one: sample(pipe, given, generator=one), where
-    )
+    expected = run_pipeline_alone(pipe, 1, lambda one: sample(pipe, given, generator=one), where)
     steps = pipe.num_timesteps
     assert steps < STEPS or "strength" not in given
     fast: Any = mmspec.accelerate(pipe, PLAIN)
@@ -78,14 +76,10 @@ def test_a_seed_is_a_picture_and_windows_keep_its_known_part(name: str) -> None:
         for name in CLIPS
     ],
 )
-def test_clips_of_a_first_frame_are_the_pipelines_own(
-    name: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_clips_of_a_first_frame_are_the_pipelines_own(name: str) -> None:
     """The image is after the latents, before them, or inside them; with separate timesteps."""
     pipe, given = clip_of(name)
-    expected = run_pipeline_alone(
-        pipe, 1, monkeypatch, lambda one: sample(pipe, given, generator=one)
-    )
+    expected = run_pipeline_alone(pipe, 1, lambda one: sample(pipe, given, generator=one))
     fast: Any = mmspec.accelerate(pipe, PLAIN)
     one, other = (
         sample(fast, {**given, "image": image}, generator=torch.Generator().manual_seed(5))
@@ -142,7 +136,7 @@ def test_only_a_hard_mask_shared_by_all_images_is_supported() -> None:
     assert not half.is_sure(2)  # one draw proves nothing
 
 
-def test_a_callback_sees_every_step_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_callback_sees_every_step_in_order() -> None:
     pipe, given = from_picture("sd-image")
     told: list[list[Any]] = [[], [], []]
 
@@ -153,9 +147,7 @@ def test_a_callback_sees_every_step_in_order(monkeypatch: pytest.MonkeyPatch) ->
 
         return {"callback_on_step_end": watch}
 
-    run_pipeline_alone(
-        pipe, 1, monkeypatch, lambda g: sample(pipe, given, generator=g, **watching(0))
-    )
+    run_pipeline_alone(pipe, 1, lambda g: sample(pipe, given, generator=g, **watching(0)))
     generator = torch.Generator().manual_seed(5)
     sample(mmspec.accelerate(pipe, PLAIN), given, generator=generator, **watching(1))
     sample(mmspec.accelerate(pipe, FROZEN), {**given, "prompt": ["a", "b"]}, seed=0, **watching(2))

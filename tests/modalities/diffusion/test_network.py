@@ -54,14 +54,10 @@ from tests.toys.pipelines import PROMPTS, build_request, pipeline
         pytest.param("ltx", {"guidance_rescale": 0.3}, marks=pytest.mark.slow),
     ],
 )
-def test_plain_sampling_is_the_pipelines_own(
-    name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_plain_sampling_is_the_pipelines_own(name: str, more: dict[str, Any]) -> None:
     pipe = shared_pipeline(name)
     images = 2 * more.get("num_images_per_prompt", 1)
-    expected = run_pipeline_alone(
-        pipe, images, monkeypatch, lambda one: draw(pipe, name, generator=one, **more)
-    )
+    expected = run_pipeline_alone(pipe, images, lambda one: draw(pipe, name, generator=one, **more))
     fast = mmspec.accelerate(pipe, PLAIN)
     found = draw(fast, name, generator=torch.Generator().manual_seed(5), **more)
     assert expected.std() > 0.05
@@ -131,7 +127,7 @@ def test_the_count_is_honest() -> None:
     assert stats.exact
     assert stats.num_new_tokens == 30
     assert stats.mean_acceptance_length > 1
-    assert rows.pop(0) == 1  # the form of the output is learned from one row, once
+    assert rows.pop(0) == 3  # the form of the output is learned from equal rows, once
     assert len(rows) == stats.target_calls
     assert sum(rows) == stats.network_rows
     rows.clear()

@@ -28,15 +28,13 @@ from tests.toys.embedded_pipelines import build_pipeline
 
 @pytest.mark.parametrize("share", [0.7, 1.0])
 @pytest.mark.parametrize("name", ["sd", "sdxl"])
-def test_rescaled_guidance_of_one_picture_is_not_frozen(
-    name: str, share: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rescaled_guidance_of_one_picture_is_not_frozen(name: str, share: float) -> None:
     pipe = shared_pipeline(name)
 
     def call(one: Any, generator: torch.Generator) -> torch.Tensor:
         return draw(one, name, 1, generator=generator, guidance_rescale=share)
 
-    expected = run_pipeline_alone(pipe, 1, monkeypatch, lambda generator: call(pipe, generator))
+    expected = run_pipeline_alone(pipe, 1, lambda generator: call(pipe, generator))
     found = call(mmspec.accelerate(pipe, PLAIN), torch.Generator().manual_seed(5))
     torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
 
@@ -59,13 +57,11 @@ def test_rescaled_guidance_of_one_picture_is_not_frozen(
         ("hunyuan-video-1.5", {}),  # a guider that stops half-way
     ],
 )
-def test_known_rules_are_the_pipelines_own(
-    name: str, more: dict[str, Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_known_rules_are_the_pipelines_own(name: str, more: dict[str, Any]) -> None:
     """From the state of the generator on: a second rehearsal must not draw from it again."""
     pipe, given = build_pipeline(name)
     given = {"num_inference_steps": STEPS, **given, **more}
-    expected = run_pipeline_alone(pipe, 1, monkeypatch, lambda one: pipe(generator=one, **given)[0])
+    expected = run_pipeline_alone(pipe, 1, lambda one: pipe(generator=one, **given)[0])
     fast: Any = mmspec.accelerate(pipe, PLAIN)
     found = fast(generator=torch.Generator().manual_seed(5), **given)[0]
     scale = expected.std().item()
