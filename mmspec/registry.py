@@ -120,9 +120,18 @@ def training_data(modality: Modality) -> TrainingData:
     return cast(TrainingData, import_module(modality.training_data))
 
 
-def surveys() -> list[Survey]:
-    """The modules that measure every class of a library."""
-    named = [one.survey for one in modalities().values() if one.survey is not None]
+def surveys(modality: str | None = None) -> list[Survey]:
+    """The modules that measure every class of a library, of all modalities or of one.
+
+    Raises ValueError for a modality without such a module.
+    """
+    able = {name: one.survey for name, one in modalities().items() if one.survey is not None}
+    if modality is not None and get(modality).name not in able:
+        raise ValueError(
+            f"--all has no classes to measure for modality {modality}; give one of "
+            f"{', '.join(sorted(able))}, or leave --modality out"
+        )
+    named = [one for name, one in able.items() if modality in (None, name)]
     return [cast(Survey, import_module(name)) for name in named]
 
 

@@ -107,7 +107,8 @@ def doctor(
     ] = None,
     drafter: Annotated[str | None, typer.Argument(help="A draft model or head for it.")] = None,
     every: Annotated[
-        bool, typer.Option("--all", help="Measure every class of the installed transformers.")
+        bool,
+        typer.Option("--all", help="Measure every class of the installed transformers, diffusers."),
     ] = False,
     modality: Modality = None,
     json: Json = False,
@@ -116,11 +117,10 @@ def doctor(
     """Check a model, or a pair, before loading any weights. Exit code 1 if it is refused."""
     if every == (target is not None):
         raise typer.BadParameter("give either a model or --all")
-    if every and (modality is not None or placed):
-        others = ", ".join(map(flag, placed)) or "--modality"
-        raise typer.BadParameter(f"--all measures every class; drop {others}")
+    if every and placed:
+        raise typer.BadParameter(f"--all measures every class; drop {', '.join(map(flag, placed))}")
     if every:
-        run_function("mmspec.cli.doctor:survey", json)
+        run_function("mmspec.cli.doctor:survey", modality, json)
     else:
         run_function("mmspec.cli.doctor:run", target, drafter, modality, json, placed)
 

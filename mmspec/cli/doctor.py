@@ -97,12 +97,15 @@ def _examine_placement(
     )
 
 
-def survey(json: bool) -> None:
-    """Measure every class of the libraries, built small. Exit code 1 if any token is wrong."""
+def survey(modality: str | None, json: bool) -> None:
+    """Measure every class of the libraries, built small. Exit code 1 if anything is wrong.
+
+    Without a modality all of them are measured.
+    """
     silence_libraries()
     found, is_wrong = [], False
     with show_progress(json) as report:
-        for one in registry.surveys():
+        for one in registry.surveys(modality):
             lines = []
             for line in one.survey():
                 lines.append(line)

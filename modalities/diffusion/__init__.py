@@ -37,5 +37,6 @@ MODALITY = Modality(
     files=PICTURE_FILES,
     parts=("window", "tree", "max_rows", "sampler"),
     plain=("paradigms", {"window": 1}),
+    survey="mmspec.modalities.diffusion.survey",
     placement=("device", "dtype", "device_map"),
 )
