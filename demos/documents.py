@@ -84,7 +84,7 @@ def make_cases(count: int, documents: int, seed: int) -> list[Case]:
         if one.facts is not None and one.facts[0][0] == "colour"
     ][:count]
     store = language.examples(24 * documents, "held-out", seed + 1, kind="caption")
-    cases = []
+    cases: list[Case] = []
     for one in asked:
         name = next(
             thing.name for thing in one.scene.things if f"the {thing.name} " in f"{one.answer} "
@@ -147,7 +147,8 @@ def score_answers(model: Any, prompts: Any, answers: Tensor, ends: Sequence[int]
     chosen = logits.double().log_softmax(-1).gather(2, answers[..., None])[..., 0]
     is_end = torch.isin(answers, torch.tensor(ends))
     counts = (is_end.cumsum(1) - is_end.long()) == 0  # to the first end
-    return ((chosen * counts).sum(1) / counts.sum(1)).exp()
+    scores: Tensor = ((chosen * counts).sum(1) / counts.sum(1)).exp()
+    return scores
 
 
 @torch.no_grad()
@@ -155,7 +156,8 @@ def reflect(model: Any, processor: Any, support: Any) -> Tensor:  # (n,)
     """P(yes) / (P(yes) + P(no)) of the question whether a document shows what was asked for."""
     yes, no = (processor.tokenizer.convert_tokens_to_ids(word) for word in ("yes", "no"))
     logits = model(**support).logits[:, -1].double()
-    return logits[:, [yes, no]].softmax(-1)[:, 0]
+    shares: Tensor = logits[:, [yes, no]].softmax(-1)
+    return shares[:, 0]
 
 
 def _ends(model: Any) -> list[int]:

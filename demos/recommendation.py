@@ -79,7 +79,8 @@ class Shop:
         """The tokens that go on to an item of the shop, for `prefix_allowed_tokens_fn`."""
         begun = ids[len(ids) - (len(ids) - 1) % LEVELS :]
         fits = (self.codes[:, : len(begun)] == begun).all(1)
-        return self.codes[fits, len(begun)].unique().tolist()
+        found: list[int] = self.codes[fits, len(begun)].unique().tolist()
+        return found
 
 
 def main(
@@ -203,7 +204,9 @@ def compare_sessions(
     for name, recipe, is_own, parts in ways:
         row = Sessions(name)
         for request, group in zip(requests, groups, strict=True):
-            own = {"datastore": pools[1 + group if is_own else 0]} if recipe == "rest" else {}
+            own: dict[str, Any] = {}
+            if recipe == "rest":
+                own["datastore"] = pools[1 + group if is_own else 0]
             out = mmspec.accelerate(target, recipe, **own, **parts).generate(
                 **_request(request), **settings
             )

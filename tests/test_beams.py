@@ -237,7 +237,8 @@ def best_of_two_tokens(model: Any, prompt: list[int]) -> dict[tuple[int, int], f
     """
 
     def following(tokens: list[int]) -> Tensor:
-        return model(torch.tensor([[*prompt, *tokens]])).logits[0, -1].float().log_softmax(-1)
+        logits: Tensor = model(torch.tensor([[*prompt, *tokens]])).logits[0, -1]
+        return logits.float().log_softmax(-1)
 
     first, found = following([]), dict[tuple[int, int], float]()
     for drawn, mass in order_probabilities(first, 4).items():

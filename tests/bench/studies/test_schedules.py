@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 import pytest
@@ -23,8 +22,10 @@ from tests.partners import noisy
 
 ROOM = 33
 COSTS = ComponentCosts(draft=1.0, step=5.0, more=0.25)
-PATTERNS = [
-    np.random.default_rng(seed).random(40) < rate for seed in range(3) for rate in (0.3, 0.8, 0.95)
+PATTERNS: list[list[bool]] = [
+    (np.random.default_rng(seed).random(40) < rate).tolist()
+    for seed in range(3)
+    for rate in (0.3, 0.8, 0.95)
 ]
 
 
@@ -86,7 +87,7 @@ def test_events_are_those_of_a_ticking_clock(
 ) -> None:
     costs = ComponentCosts(draft=float(draft), step=float(stage * stages), more=0.0)
     for agrees in PATTERNS:
-        found = asynchronous_time([*map(bool, agrees)], costs, block, stages)
+        found = asynchronous_time(agrees, costs, block, stages)
         assert found == pytest.approx(ticking(agrees, draft, stage, stages, block))
 
 
@@ -106,8 +107,7 @@ def test_limits_of_the_schedules() -> None:
 
 
 def test_the_best_length_of_each_schedule() -> None:
-    texts: list[Any] = [[*map(bool, one)] for one in PATTERNS]
-    one, four = (compare_schedules(texts, ratio=8.0, stages=stages) for stages in (1, 4))
+    one, four = (compare_schedules(PATTERNS, ratio=8.0, stages=stages) for stages in (1, 4))
     assert one.pipeline == one.buffer == four.buffer
     assert (one.sequential, one.windows) == (four.sequential, four.windows)
     assert four.pipeline > four.buffer > four.windows > four.sequential > 1
