@@ -173,12 +173,13 @@ def test_an_error_beside_the_target_retires_the_drafter() -> None:
     assert "RuntimeError: no more" in str(out.stats.fallback)
 
 
-@pytest.mark.parametrize(("refill", "ahead"), exhaustive([(0, 1), (3, 1), (0, 2)], {(3, 1)}))
-def test_rejection_keeps_the_distribution(refill: int, ahead: int) -> None:
+@pytest.mark.parametrize("way", exhaustive([(0, 1), (3, 1), (0, 2)], {(3, 1)}), ids=str)
+def test_rejection_keeps_the_distribution(way: tuple[int, int]) -> None:
     """A window is used only where its prefix was kept, so that its tokens stay draws from q.
 
     Chance of a false alarm: 1e-6 each.
     """
+    refill, ahead = way
     plan = replace(recipes.get("pearl"), verifier=Recursive(), options={"refill": refill})
     fast = writers.bind_recipe(plan, 1)
     fast.session.bound.drafter = replace(fast.session.bound.drafter, window=3, ahead=ahead)
