@@ -177,9 +177,22 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
     if parts.get("max_rows") is not None:
         check_number("max_rows", parts["max_rows"], 1, whole=True, example=8)
     recipe = replace(recipe, execution=_execution(recipe, parts.get("window"), parts.get("tree")))
+    _warn_of_few_rows(recipe, parts.get("max_rows"))
     small = draft_model(recipe, drafter, Network(pipe))
     sampler = _find_sampler(pipe, recipe, parts.get("sampler"))
     return PipelineSession(pipe, recipe, small, parts.get("max_rows"), sampler)
+
+
+def _warn_of_few_rows(recipe: Recipe, max_rows: int | None) -> None:
+    """Warn where no window of states fits into one call of the network."""
+    window = recipe.execution
+    states = window.max_states if isinstance(window, Window) else None
+    if max_rows is not None and states is not None and max_rows < states:
+        log.warning(
+            "max_rows=%d is less than the window of %d states, so a window takes several calls of "
+            "the network and can cost more than plain sampling; raise max_rows, or give window=%d",
+            *(max_rows, states, max_rows),
+        )
 
 
 def _find_sampler(pipe: Any, recipe: Recipe, sampler: Any) -> StochasticSampler | None:

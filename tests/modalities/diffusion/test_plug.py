@@ -105,3 +105,15 @@ def test_the_bundled_pipeline_needs_no_switches(
     again = DiffusionPipeline.from_pretrained(tmp_path)
     assert type(again).__module__.startswith("diffusers.")
     assert any("Expected types for vae" in message for message in caplog.messages)
+
+
+@pytest.mark.parametrize(("max_rows", "is_warned"), [(4, True), (8, False), (None, False)])
+def test_fewer_rows_than_a_window_are_warned_of_before_the_run(
+    max_rows: int | None, is_warned: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("WARNING", logger="mmspec"):
+        mmspec.accelerate(pipeline("ddpm"), "asd", window=8, max_rows=max_rows)
+    assert [one.message for one in caplog.records if "window of 8 states" in one.message] == (
+        [one.message for one in caplog.records] if is_warned else []
+    )
+    assert bool(caplog.records) == is_warned
