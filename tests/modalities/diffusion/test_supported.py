@@ -183,3 +183,27 @@ def test_blocks_that_the_cache_does_not_know_are_named() -> None:
     fast = mmspec.accelerate(pipe, "first-block-cache")
     with pytest.raises(ValueError, match="does not know the Lumina2TransformerBlock of Lumina2Tr"):
         fast(num_inference_steps=3, **given)
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("recipe", "options", "match"),
+    [
+        ("asd", {"sampler": "stochastic"}, "LCMScheduler as configured has no counterpart"),
+        ("asd", {}, r"a cache is enabled on pipe\.transformer"),
+        ("taylorseer", {}, "has a cache of diffusers enabled; call disable_cache"),
+    ],
+)
+def test_bad_input_is_refused_before_any_call_of_the_network(
+    recipe: str, options: dict[str, Any], match: str
+) -> None:
+    pipe = pipeline("flux")
+    if options:
+        pipe.scheduler = diffusers.LCMScheduler()
+    else:
+        pipe.transformer.enable_cache(diffusers.FirstBlockCacheConfig(threshold=0.1))
+    calls: list[int] = []
+    pipe.transformer.register_forward_pre_hook(lambda *_: calls.append(1))
+    with pytest.raises(ValueError, match=match):
+        draw(mmspec.accelerate(pipe, recipe, **options), "flux", 1, seed=0)
+    assert not calls
