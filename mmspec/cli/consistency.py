@@ -87,7 +87,8 @@ def _measure(loaded: LoadedModels, requests: list[Any], max_new_tokens: int) -> 
     settings = {"do_sample": False, "max_new_tokens": max_new_tokens}
     stats = [fast.generate(**{**one, **settings}).stats for one in requests]
     tokens: int = sum(one.num_new_tokens for one in stats)
-    return tokens / sum(one.target_calls for one in stats)
+    calls: int = sum(one.target_calls for one in stats)
+    return tokens / calls
 
 
 def _save(loaded: LoadedModels, source: Path, out: Path) -> None:

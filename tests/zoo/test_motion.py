@@ -55,7 +55,7 @@ def test_things_move_one_after_the_other_and_never_meet(scene: MovingScene) -> N
 
 
 def test_a_higher_rate_shows_the_same_scene_in_between() -> None:
-    frames, more = (BUNDLED_CLIP.render(24, rate) for rate in (1, 4))
+    frames, more = ([*map(np.asarray, BUNDLED_CLIP.render(24, rate))] for rate in (1, 4))
     assert len(more) == 4 * len(frames) == 4 * FRAMES
     assert all(np.array_equal(*pair) for pair in zip(frames, more[::4], strict=True))
     moving = BUNDLED_CLIP.moves[0].first
