@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import diffusers
 import pytest
 import torch
 from torch import Tensor
 
+import mmspec
 from mmspec import recipes
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.drafters.denoising.window import Constant, Window
@@ -16,6 +19,7 @@ from mmspec.targets.continuous.denoising import Denoiser
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 from tests.drafters.denoising.toy_chains import CPU, denoiser, plain, run
 from tests.recipes.test_latents import bound
+from tests.toys.pipelines import build_request, pipeline
 
 D, STEPS, SEEDS = 16, 50, 12
 
@@ -100,3 +104,40 @@ def test_the_error_grows_with_the_tolerance() -> None:
         ]
         errors.append(float(torch.stack(off).square().mean().sqrt()))
     assert errors[0] < 1e-5 < errors[1] < errors[2]
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("name", "width", "images"), [("ddpm", 1, 1), ("flux", 1, 2), ("dit", 2, 1)]
+)
+def test_without_tolerance_the_result_is_the_sequential_one_bit_for_bit(
+    name: str, width: int, images: int
+) -> None:
+    """Where every forward has the rows of one state, as in the sequential control.
+
+    A tolerance, and another number of rows in a forward, give other bits: the first by what it
+    accepts, the second by rounding, which depends on the shape.
+    """
+    pipe = pipeline(name)
+    if name == "flux":  # deterministic, as shipped
+        pipe.scheduler = diffusers.FlowMatchEulerDiscreteScheduler()
+
+    def sample(verifier: ToleranceWindow, **parts: Any) -> tuple[Tensor, Any]:
+        fast: Any = mmspec.accelerate(pipe, "paradigms", verifier=verifier, **parts)
+        out = fast(
+            **build_request(name, images), num_inference_steps=12, seed=5, output_type="latent"
+        )  # ddpm: pixels
+        return torch.as_tensor(out[0]), fast.last_stats
+
+    exact, state = ToleranceWindow(0.0), {"max_rows": width}
+    sequential, plain = sample(exact, window=1, **state)
+    found, stats = sample(exact, window=6, **state)
+    assert torch.equal(found, sequential)
+    assert stats.exact
+    assert stats.network_rows > 2 * plain.network_rows  # windows were computed
+    lossy, fewer = sample(ToleranceWindow(0.1), window=6, **state)
+    assert fewer.target_calls < plain.target_calls
+    assert not torch.equal(lossy, sequential)
+    whole, _ = sample(exact, window=6)
+    torch.testing.assert_close(whole, sequential, atol=1e-3, rtol=0)
+    assert float((lossy - sequential).abs().max()) > 10 * float((whole - sequential).abs().max())
