@@ -34,6 +34,7 @@ __all__ = ["certify", "workload"]
 
 OWN, PLAIN = "pipeline", "plain"
 DISTANCES = ("relative", "psnr", "psnr_on_ink", "ssim")  # of `ImageDistance`, if lossy
+PER_IMAGE = DISTANCES[:3]
 COUNTED = 4  # requests whose calls determine the steps of a control
 STEPS = "num_inference_steps"
 SHARES = (0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)  # of the steps, for a frontier
@@ -189,6 +190,30 @@ def _image_distance(
     return [] if found is None else [(found, 1.0)]
 
 
+def _differences_per_image(
+    answers: Sequence[RunResult], others: RunResults
+) -> dict[str, dict[str, list[float | None]]]:
+    """What a lossy recipe changed and computed, image by image, in the order of the requests.
+
+    Distances are from the image sampled in sequence with the same noise (None: equal, or no ink);
+    calls are those of the image's request.
+    """
+    references = others.get(answers[0].output.noise, ())
+    if answers[0].exact or not references:
+        return {}
+    found = [
+        (one.calls, compare_images(wanted[None], image[None]))
+        for one, reference in zip(answers, references, strict=True)
+        for wanted, image in zip(reference.output.pixels, one.output.pixels, strict=True)
+    ]
+    return {
+        "per image": {
+            "calls": [calls for calls, _ in found],
+            **{name: [vars(one)[name] for _, one in found] for name in PER_IMAGE},
+        }
+    }
+
+
 def _find_better_control(answers: Sequence[RunResult], others: RunResults) -> str | None:
     """The pipeline in no more steps, if its images are nearer to those of all steps."""
     mine, calls = _distance_on_ink(answers, others), round(fmean(one.calls for one in answers))
@@ -225,6 +250,7 @@ def _extras(pipe: Any, request: Request) -> Any:
             return {
                 **({"skipped work": fmean(known)} if known else {}),
                 **({"beaten by": better} if better else {}),
+                **_differences_per_image(answers, others),
             }
         costs, pictures_ = measure_costs(), fmean(one.count for one in answers)
         fast_rows, own_rows = (_rows_per_call(side) for side in (answers, own))
@@ -235,6 +261,7 @@ def _extras(pipe: Any, request: Request) -> Any:
             "speedup_from_row_costs": fmean(one.calls for one in own)
             * costs.at(pictures_)
             / (calls * costs.at(states)),
+            **_differences_per_image(answers, others),
         }
 
     return extras

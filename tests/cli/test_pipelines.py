@@ -103,6 +103,7 @@ def test_a_pipeline_is_benchmarked(
     assert plain["network_rows"] == 20  # two pictures, two branches, five steps
     assert {"relative", "psnr"} <= set(mine["qualities"])
     assert set(mine["extras"]["row_costs"]) >= {"1", "32"}
+    assert mine["extras"]["per image"]["calls"] == [mine["calls"]] * 2
     assert main(list(asked)) == 0
     out = capsys.readouterr().out
     assert "network rows" in out

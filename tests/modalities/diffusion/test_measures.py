@@ -22,10 +22,12 @@ from mmspec.modalities.diffusion.image_distance import (
 from mmspec.modalities.diffusion.measures import (
     OWN,
     SeededPictures,
+    _differences_per_image,
     _find_better_control,
     of_requests,
 )
 from mmspec.modality import RunResult
+from mmspec.verifiers.tolerance_window import ToleranceWindow
 from tests.toys.pipelines import build_request, pipeline
 
 STEPS = 6
@@ -121,6 +123,29 @@ def test_beside_a_lossy_recipe_runs_the_pipeline_in_as_many_steps() -> None:
     assert "beaten by" not in found.row("same").extras
     alone = compare("big", {"seer": ways["taylorseer"]}, work, repeats=1, peers=False)
     assert [row.recipe for row in alone.baselines] == ["pipeline"]
+
+
+@pytest.mark.exhaustive
+def test_a_lossy_recipe_is_measured_image_by_image() -> None:
+    """Beside sequential sampling of the same noise."""
+    pipe = pipeline("ddpm")
+    requests = [{**build_request("ddpm", 2), "num_inference_steps": steps} for steps in (6, 8)]
+    work = of_requests(pipe, requests)
+    others, found = {"plain": [work.plain.run(one, 0) for one in requests]}, {}
+    for tolerance in (0.0, 2.0):
+        verifier = ToleranceWindow(tolerance)
+        fast = work.fast(mmspec.accelerate(pipe, "paradigms", window=4, verifier=verifier))
+        answers = [fast.run(one, 0) for one in requests]
+        found[tolerance] = _differences_per_image(answers, others)
+    assert found[0.0] == {}  # exact
+    each = found[2.0]["per image"]
+    assert each["calls"] == [one.calls for one in answers for _ in range(2)]
+    for index, (request, image) in enumerate([(0, 0), (0, 1), (1, 0), (1, 1)]):
+        sides = (others["plain"][request], answers[request])
+        one = compare_images(*(side.output.pixels[image : image + 1] for side in sides))
+        assert one.relative > 0.001
+        assert (each["relative"][index], each["psnr"][index]) == (one.relative, one.psnr)
+        assert each["psnr_on_ink"][index] == one.psnr_on_ink
 
 
 def test_a_control_beats_a_recipe_by_nearer_images_in_no_more_steps() -> None:
