@@ -16,6 +16,7 @@ from typing import Any
 from mmspec.accelerated import Accelerated
 from mmspec.bench.reporting import PointTable, Progress, describe_environment, silent
 from mmspec.draft import Kind, Round
+from mmspec.drafters.shapes import Shape
 from mmspec.drafters.trees.best_first import BestFirstTree
 from mmspec.drafters.trees.c2t import C2T, TreeHead
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
@@ -117,7 +118,7 @@ def run_rounds(
     accelerated: Callable[..., Accelerated], tree: Any, requests: Iterable[Any], seed: int
 ) -> list[Round]:
     """All rounds of the requests, one after the other, that drafted and were not cut by a stop."""
-    is_drawn = getattr(tree, "kinds", ()) == (Kind.WOR,)
+    is_drawn = isinstance(tree, Shape) and tree.kinds == (Kind.WOR,)
     verifier = {"verifier": DRAWS} if is_drawn else {}
     fast, rounds = accelerated(RECIPE, tree=tree, **verifier), list[Round]()
     for request in requests:

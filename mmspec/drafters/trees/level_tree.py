@@ -45,6 +45,19 @@ class Children:
     keep: Tensor  # (B, M, beam) the best of all levels are drafted; none above its parent's
     log_q: Tensor  # (B, M, beam) log probability of the paths
 
+    def flatten(self) -> Children:  # (B, M * beam) each
+        """All candidates of a row in a line; what is one tensor here is one in the result."""
+        keep = self.keep.flatten(1)
+        grow = keep if self.grow is self.keep else self.grow.flatten(1)
+        log_q = grow if self.log_q is self.grow else self.log_q.flatten(1)
+        return Children(self.tokens.flatten(1), grow, keep, log_q)
+
+    def best(self, beam: int) -> tuple[Tensor, Tensor, Tensor]:  # (B, beam) each
+        """Of flat candidates, the scores, places and log probabilities of those read next."""
+        score, places = self.grow.topk(beam, -1)
+        log_q = score if self.log_q is self.grow else self.log_q.gather(1, places)
+        return score, places, log_q
+
 
 Ranking = Callable[[Categorical, Front], Children]
 
@@ -89,10 +102,10 @@ class LevelTree(RankedTree):
         beam = min(self.beam, distribution.size)
         fixed = _constants(batch, beam, depth, device)
         rank = self.begin_ranking(distribution, context, kind, depth)
-        found = rank(distribution, Front(0, fixed.zero, fixed.zero))
-        kept, tokens, fronts = [found.keep.flatten(1)], [found.tokens.flatten(1)], [fixed.context]
+        found = rank(distribution, Front(0, fixed.zero, fixed.zero)).flatten()
+        kept, tokens, fronts = [found.keep], [found.tokens], [fixed.context]
         best, parent, visible = fixed.beam, fixed.no_parents, fixed.itself
-        front = Front(1, found.grow.flatten(1), found.log_q.flatten(1))
+        front = Front(1, found.grow, found.log_q)
         read: tuple[Tensor, ...] = ()
         for level in range(1, depth):
             if self.is_deep_enough(level, front.score):
@@ -105,13 +118,12 @@ class LevelTree(RankedTree):
             distribution = model.predict(context, state, DraftNodes(token, layout, read))
             distributions.append(distribution)
             read += (token,)
-            found = rank(distribution, front)
-            kept.append(found.keep.flatten(1))
-            tokens.append(found.tokens.flatten(1))
+            found = rank(distribution, front).flatten()
+            kept.append(found.keep)
+            tokens.append(found.tokens)
             if level + 1 < depth:
-                score, best = found.grow.flatten(1).topk(beam, -1)
+                score, best, log_q = found.best(beam)
                 parent = best // beam  # in the front before
-                log_q = found.log_q.flatten(1).gather(1, best)
                 front = Front(level + 1, score, log_q)
                 visible = torch.cat((visible[fixed.rows, parent], fixed.itself), 2)
         joined = (torch.cat(one, 1) for one in (kept, tokens, fronts))

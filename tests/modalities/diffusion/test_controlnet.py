@@ -76,7 +76,7 @@ def test_a_control_net_runs_once_per_call() -> None:
     fast: Any = mmspec.accelerate(pipe, FROZEN)
     sample(fast, given, seed=0)
     assert seen["controlnet"] == seen["unet"]
-    assert seen["unet"].pop(0) == 1  # the forms of both outputs are learned from one row, once
+    assert seen["unet"].pop(0) == 3  # the forms of both outputs are learned from equal rows, once
     assert max(seen["unet"]) > 2
     assert sum(seen["unet"]) == fast.last_stats.network_rows
     assert len(seen["unet"]) == fast.last_stats.target_calls
