@@ -350,6 +350,7 @@ def test_a_pair_that_does_not_fit(
     assert "vocabulary of 2000" in err
 
 
+@pytest.mark.exhaustive
 @needs_zoo
 def test_every_modality_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     for pair in (

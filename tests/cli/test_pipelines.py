@@ -118,6 +118,7 @@ def test_a_recipe_of_latents_is_certified(capsys: pytest.CaptureFixture[str]) ->
     assert "relative distance" in capsys.readouterr().out
 
 
+@pytest.mark.exhaustive
 def test_a_pipeline_of_the_user_is_certified(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:

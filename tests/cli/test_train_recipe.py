@@ -186,6 +186,7 @@ def test_an_eagle_3_training_that_was_killed_halfway_ends_with_the_same_weights(
     assert "was begun with muon=True" in fail(capsys, *[a for a in cut if a != "--muon"])[1]
 
 
+@pytest.mark.exhaustive
 def test_the_coverage_of_a_draft_vocabulary_is_reported(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -15,6 +15,7 @@ from mmspec.zoo.scene_tensors import render_pixels
 DEMO = Path(__file__).parents[2] / "demos" / "video.py"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not zoo.is_present("qwen2.5-vl"), reason="the zoo is not trained")
 def test_the_demo_compares_compressors(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for at in range(4):

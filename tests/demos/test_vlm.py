@@ -12,6 +12,7 @@ from mmspec import zoo
 DEMO = Path(__file__).parents[2] / "demos" / "vlm.py"
 
 
+@pytest.mark.exhaustive
 @pytest.mark.skipif(not zoo.is_present("llava"), reason="the zoo is not trained")
 def test_the_demo_compares_draft_models(capsys: pytest.CaptureFixture[str]) -> None:
     runpy.run_path(str(DEMO))["main"](model="llava", scenes=2, max_new_tokens=8, seed=0)

@@ -73,6 +73,7 @@ def test_modalities_offer_documented_things() -> None:
     assert {one for owner in registry.modalities().values() for one in owner.offers} == {*NEEDS}
 
 
+@pytest.mark.exhaustive
 def test_recipes_of_a_modality_are_those_that_fit(capsys: pytest.CaptureFixture[str]) -> None:
     fitting = {row["name"] for row in run(capsys, "recipes", "--modality", "vlm")}
     assert not fitting & {"sjd", "gsd", "zipar", "whisper-assisted", "ctc-ssd", "asd"}

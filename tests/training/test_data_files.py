@@ -78,6 +78,7 @@ def test_json_lines_may_be_called_json(tmp_path: Path) -> None:
     assert hash_data(file) != before
 
 
+@pytest.mark.exhaustive
 def test_images_in_a_parquet_file_are_read_when_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -48,6 +48,7 @@ def test_sorted_prefixes_find_it_for_independent_drafts() -> None:
         acceptance_bound(torch.ones(20) / 20, torch.ones(20) / 20)
 
 
+@pytest.mark.exhaustive
 def test_no_rule_accepts_more_and_some_accept_as_much() -> None:
     for one, (p, q) in product(CONTENDERS, random_pairs(4, 10, 1.0, seed=2)):
         for siblings in range(1, min(one.most, 3) + 1):

@@ -54,6 +54,7 @@ def test_the_output_stays_and_calls_become_fewer(family: str, settings: dict[str
     assert not learner.examples
 
 
+@pytest.mark.exhaustive
 def test_what_is_learned_at_other_places_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the target's distributions, each for the token after."""
     right = serve("llama", do_sample=False)[0]

@@ -307,6 +307,7 @@ def test_a_threshold_beyond_reach_is_plain_decoding(grid: Grid) -> None:
 PAIRS = Grid(4, 2, (0, 2))
 
 
+@pytest.mark.exhaustive
 def test_exact_verifiers_stay_exact() -> None:
     """Chi-square on all sequences; z > 3 has probability 0.4 % under the right distribution."""
     target = table(PAIRS)

@@ -23,6 +23,7 @@ def make_request(*classes: int, **more: Any) -> dict[str, Any]:
     return {"class_labels": list(classes), **SETTINGS, **more}
 
 
+@pytest.mark.exhaustive
 def test_recipes_beside_plain_and_wider_steps() -> None:
     model = mar()
     ways = {

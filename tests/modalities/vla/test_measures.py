@@ -52,6 +52,7 @@ def test_a_lossy_recipe_is_found_out_on_tiny_policies() -> None:
     assert "lossy" in {one.outcome for one in found.checks}
 
 
+@pytest.mark.exhaustive
 def test_a_certificate_asks_episodes(tmp_path: Path) -> None:
     model, formatter = loaded(tmp_path)
     work = workload(model, formatter, formatter.settings, Selection(None, 2, 1, seed=5))

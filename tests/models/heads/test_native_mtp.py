@@ -227,6 +227,7 @@ def test_the_computation_is_the_published_one(family: str) -> None:
     assert not torch.allclose(found, head.norm(run(states, embeds)), atol=1e-2)
 
 
+@pytest.mark.exhaustive
 def test_a_trained_head_drafts_well_and_wrong_variants_do_not() -> None:
     """Trained on one answer; exchanged halves and a missing norm lose its acceptance."""
     target = load_target("glm4_moe")
