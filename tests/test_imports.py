@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("modalities", "compressors", "verifiers")
 FLOORS = (
     ("errors", "_attributes", "_renamed"),
-    ("trees", "_hf", "_hf_beams", "_hf_cache"),
+    ("trees", "_hf", "_hf_beams", "_hf_cache", "_hf_positions"),
     ("distributions",),
     ("draft", "stats"),
     ("targets",),

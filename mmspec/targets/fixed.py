@@ -87,6 +87,8 @@ class FixedSlots:
             return "rows are read one by one"
         if memory.is_stepwise or not memory.axes:
             return "the model makes positions and masks itself"
+        if memory.table is not None:
+            return "its positions are those of a grid"
         if memory.step_inputs:
             return f"every forward takes {', '.join(sorted(memory.step_inputs))}"
         layers = memory.cache.layers

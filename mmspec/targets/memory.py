@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -19,6 +19,9 @@ from mmspec.draft import Draft
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.slots import Mask
 from mmspec.trees import Tree, additive_mask
+
+if TYPE_CHECKING:
+    from mmspec.targets.readers.rotary import PositionTable
 
 
 @dataclass(frozen=True)
@@ -141,6 +144,7 @@ class Memory:
         self.mask = Mask(padding, slots, like)
         self.saved_state = cache.snapshot() if cache.stateful else None  # states at `lengths`
         self.offsets: Tensor | None = None  # (axes, B, 1) offset of each rotary axis to `rope`
+        self.table: PositionTable | None = None  # positions that do not count on from `rope`
         self.axes = 1  # rows of `position_ids`: several for M-RoPE, 0 = computed by the model
         self.step_inputs: Mapping[str, Any] = {}  # further arguments of every step, see `carried`
         self.is_stepwise = False  # the model makes positions and masks: chains of one row only
@@ -204,6 +208,8 @@ class Memory:
 
     def spread_axes(self, positions: Tensor) -> Tensor:  # (1 or B, q) -> (axes, B, q)
         """Positions on every rotary axis (M-RoPE); after an image these differ."""
+        if self.table is not None:
+            return self.table.look_up(positions)
         spread = positions.expand(self.axes, self.batch, -1)
         return spread if self.offsets is None else spread + self.offsets
 

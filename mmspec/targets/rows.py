@@ -20,6 +20,7 @@ from torch import Tensor
 
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory, RowMemories
+from mmspec.targets.readers.rotary import PositionTable
 from mmspec.targets.slots import SlotLayer
 
 T = TypeVar("T")
@@ -99,6 +100,8 @@ def join_memories(
     _join_masks(memory, other)
     if memory.offsets is not None or other.offsets is not None:
         memory.offsets = torch.cat((_offsets_of(memory), _offsets_of(other)), 1)
+    if memory.table is not None and other.table is not None:
+        memory.table = PositionTable.concatenate((memory.table, other.table))
     memory.step_inputs = _join_step_inputs(memory, other)
     memory.lengths += other.lengths
     memory.rope += other.rope
@@ -132,6 +135,8 @@ def drop_row(memory: Memory | RowMemories, row: int) -> None:
     kept = kept_rows(count, row)
     if memory.offsets is not None:
         memory.offsets = memory.offsets[:, kept]
+    if memory.table is not None:
+        memory.table = memory.table.select(kept)
     memory.step_inputs = {
         name: value[kept] if _has_rows(value, count) else value
         for name, value in memory.step_inputs.items()
@@ -330,7 +335,8 @@ def _layers(memory: Memory) -> Sequence[Any]:
 
 def _layout(memory: Memory) -> tuple[Any, ...]:
     """What rows of one batch have in common."""
-    return (memory.axes, memory.window, memory.max_position, tuple(sorted(memory.step_inputs)))
+    names = tuple(sorted(memory.step_inputs))
+    return (memory.axes, memory.table is None, memory.window, memory.max_position, names)
 
 
 def _offsets_of(memory: Memory) -> Tensor:  # (axes, B, 1)

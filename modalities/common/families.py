@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from transformers import GenerationMixin
 
-from mmspec import _hf
+from mmspec import _hf, _hf_positions
 from mmspec.registry import check_unwrapped
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
@@ -124,6 +124,13 @@ FAMILIES: Mapping[str, Family] = {
     "mistral3": _image_family("Mistral3 / Pixtral"),
     "lfm2_vl": _image_family("LFM2-VL"),
     "prismatic": _image_family("Prismatic", is_square=True, add_placeholders=_with_image_ids),
+    # no `is_direct`: the positions of a prompt are made by the whole model
+    "glm_image": Family(
+        "GLM-Image",
+        ("pixel_values",),
+        placeholders=_IMAGE,
+        next_positions=_hf_positions.grid_positions,
+    ),
     "openvla": _image_family("OpenVLA", is_square=True, add_placeholders=_with_image_ids),
 }
 

@@ -45,7 +45,7 @@ def emu3(**vq: Any) -> Any:
     own = {"codebook_size": CODES, "embed_dim": 4, "latent_channels": 4, "attn_resolutions": []}
     own |= {"hidden_size": 32, "num_attention_heads": 2}
     config = Emu3Config(text_config=_TEXT, vq_config=_VQ | own | vq, vocabulary_map=names)
-    return _build_model(Emu3ForConditionalGeneration, config)
+    return build_model(Emu3ForConditionalGeneration, config)
 
 
 def janus(side: int = SIDE, **vq: Any) -> Any:
@@ -59,7 +59,7 @@ def janus(side: int = SIDE, **vq: Any) -> Any:
         vq_config=_VQ | own | vq,
         tie_word_embeddings=False,
     )
-    toy = _build_model(JanusForConditionalGeneration, config)
+    toy = build_model(JanusForConditionalGeneration, config)
     ids = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": EOS}
     toy.generation_config = GenerationConfig(**ids, generation_kwargs={"boi_token_id": BOI})
     return toy
@@ -81,7 +81,7 @@ def chameleon(cls: Any = ChameleonForImageGeneration, **vq: Any) -> Any:
     config = ChameleonConfig(
         **_TEXT, vq_config=_VQ | own | vq, vocabulary_map=names | {"<image>": 10}
     )
-    return _build_model(cls, config)
+    return build_model(cls, config)
 
 
 def stock_chameleon() -> Any:
@@ -133,11 +133,11 @@ def _llamagen(own: dict[str, Any], vq: dict[str, Any]) -> Any:
     picture = {"num_embeddings": CODES, "embed_dim": 8, "latent_channels": 8, **_VQ, **vq}
     shape |= {"eos_token_id": None, "side": SIDE, "vq_config": picture}
     config = LlamaGenConfig(**shape | own)
-    return _build_model(LlamaGenForImageGeneration, config)
+    return build_model(LlamaGenForImageGeneration, config)
 
 
 @torch.no_grad()
-def _build_model(cls: Any, config: Any) -> Any:
+def build_model(cls: Any, config: Any) -> Any:
     """A float32 model with large weights, so that greedy images depend on the prompt."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)

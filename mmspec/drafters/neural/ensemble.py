@@ -38,6 +38,7 @@ from mmspec.recipe import Kit, Recipe
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory, RowMemories
 from mmspec.targets.readers.reader import Reader
+from mmspec.targets.readers.rotary import PositionTable
 from mmspec.targets.tokens.context import Context
 
 
@@ -156,6 +157,8 @@ def stack_memories(
     stacked = Memory(cache, max(lengths), pads, rope, like, backbone.window, backbone.is_maskless)
     stacked.offsets, stacked.max_position = _offsets(rows), rows[0].max_position
     stacked.axes = rows[0].axes
+    tables = [memory.table for memory in rows if memory.table is not None]
+    stacked.table = PositionTable.concatenate(tables) if tables else None
     return stacked
 
 

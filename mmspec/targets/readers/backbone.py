@@ -27,7 +27,7 @@ from mmspec.targets.readers.reader import (
     takes_masks,
     without_layers,
 )
-from mmspec.targets.readers.rotary import RopeBorder, next_rope_positions
+from mmspec.targets.readers.rotary import PositionTable, RopeBorder, next_rope_positions
 from mmspec.targets.readers.visual import add_size_bias, hide_slots, make_causal_mask, pop_sizes
 from mmspec.targets.tokens.context import count_left_padding
 from mmspec.targets.tokens.turns import (
@@ -151,7 +151,11 @@ class Backbone(Reader):
                 "tokens inside a prompt; drop them and pad on the left"
             )
         rope, offsets, axes = next_rope_positions(prepared.get("position_ids"), batch, length)
-        end = PromptEnd(length, pads, rope, offsets, axes, is_stepwise, gaps, sizes)
+        find = self.family.next_positions
+        later = None if find is None or past is not None else find(self.model, inputs)
+        if later is not None:
+            axes = len(later)
+        end = PromptEnd(length, pads, rope, offsets, axes, is_stepwise, gaps, sizes, later)
         carried = self._extra_step_inputs(inputs, prepared, out, past)
         is_shared = batch == 1 or (self.can_branch and not is_stepwise)
         rows = [slice(0, batch)] if is_shared else [slice(at, at + 1) for at in range(batch)]
@@ -189,6 +193,9 @@ class Backbone(Reader):
             end.axes and max(end.axes, self.family.rope_axes),
             self.last_position,
         )
+        if end.later is not None:
+            first = torch.tensor(rope, device=self.device)[:, None]
+            one.table = PositionTable(end.later[:, rows], first)
         if self.border is not None and max(end.rope) <= self.border.length:
             one.max_position = self.border.length - 1
         one.is_stepwise = end.is_stepwise
@@ -332,6 +339,7 @@ class PromptEnd:
     is_stepwise: bool  # whether the model makes positions and masks
     gaps: Tensor | None  # (B, L) 0 = masked, if tokens inside are
     sizes: Tensor | None  # (B, L) weights of slots
+    later: Tensor | None  # (axes, B, T) positions of the tokens after it, if these do not count on
 
 
 def _forked() -> Any:

@@ -101,7 +101,7 @@ def gather_view(
     pads = [width - count for count in counts]
     memory = Memory(cache, width, pads, dense.rope, dense.like, dense.window, dense.is_maskless)
     memory.offsets, memory.axes, memory.max_position = dense.offsets, dense.axes, dense.max_position
-    memory.step_inputs = dense.step_inputs
+    memory.table, memory.step_inputs = dense.table, dense.step_inputs
     return KvView(memory, _count_used(dense))
 
 

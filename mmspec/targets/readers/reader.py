@@ -73,6 +73,8 @@ class Family:
         None  # model, request ->
     )
     # the request with placeholders, which a processor may leave out
+    # model, request -> positions (axes, B, T) of the tokens after the prompt that it has just read
+    next_positions: Callable[[Any, Mapping[str, Any]], Tensor | None] | None = None
     fixed_size: Callable[[Any], tuple[int, int]] | None = None  # config -> rows, columns of images
 
     @property

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.nn import functional
 
 
 @dataclass(frozen=True)
@@ -46,6 +49,37 @@ class RopeBorder:
                 f"'dynamic' positions change with every token after {self.length}, and the prompt "
                 f"has {prompt}; shorten it, or use model.generate()"
             )
+
+
+@dataclass(frozen=True, eq=False)
+class PositionTable:
+    """Position ids of the tokens after a prompt, where these do not count on: cells of a grid.
+
+    The tokens after the last of the table repeat its position.
+    """
+
+    ids: Tensor  # (axes, B, T)
+    first: Tensor  # (B, 1) the rotary position of the first token, as `Memory.rope` counts
+
+    def look_up(self, positions: Tensor) -> Tensor:  # (1 or B, q) -> (axes, B, q)
+        """The position ids of tokens that `Memory` counts as `positions`."""
+        axes, batch, length = self.ids.shape
+        index = (positions - self.first).clamp(0, length - 1).expand(batch, -1)
+        return self.ids.gather(2, index.expand(axes, -1, -1))
+
+    def select(self, rows: Any) -> PositionTable:
+        """The table of some rows: a slice, or their indices."""
+        return PositionTable(self.ids[:, rows], self.first[rows])
+
+    @staticmethod
+    def concatenate(tables: Sequence[PositionTable]) -> PositionTable:
+        """The table of the rows of all."""
+        length = max(table.ids.shape[2] for table in tables)
+        ids = [
+            functional.pad(table.ids.double(), (0, length - table.ids.shape[2]), mode="replicate")
+            for table in tables
+        ]
+        return PositionTable(torch.cat(ids, 1).long(), torch.cat([table.first for table in tables]))
 
 
 def next_rope_positions(

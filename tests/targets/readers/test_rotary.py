@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec.targets.readers.rotary import RopeBorder, next_rope_positions
+from mmspec.targets.readers.rotary import PositionTable, RopeBorder, next_rope_positions
 from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering
@@ -115,3 +115,15 @@ def test_the_last_token_may_stand_on_the_border() -> None:
     border.check(5, 6)
     with pytest.raises(ValueError, match="give at most 6"):
         border.check(5, 7)
+
+
+def test_rows_of_tables_are_looked_up_joined_and_taken() -> None:
+    def build(first: int, *columns: list[int]) -> PositionTable:
+        return PositionTable(torch.tensor(columns).T[:, None], torch.tensor([[first]]))
+
+    long, short = build(7, [7, 7], [7, 8], [9, 9]), build(4, [4, 5], [6, 6])
+    both = PositionTable.concatenate((long, short))
+    found = both.look_up(torch.tensor([[8, 9, 12], [4, 5, 6]]))
+    assert found.tolist() == [[[7, 9, 9], [4, 6, 6]], [[8, 9, 9], [5, 6, 6]]]
+    assert both.select([1]).look_up(torch.tensor([[5]])).tolist() == [[[6]], [[6]]]
+    assert long.look_up(torch.tensor([[7]])).tolist() == [[[7]], [[7]]]
