@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mmspec.distributions.categorical import as_categorical
 from mmspec.draft import Kind
@@ -25,6 +24,7 @@ from mmspec.drafters.shapes import Chain, Shape
 from mmspec.errors import check_number
 from mmspec.recipe import LINEAR
 from mmspec.targets.tokens.context import Context
+from mmspec.training.acceptance_heads import fit_head, record_drafts
 
 REFUSED_WEIGHT = 6.0  # of refused tokens in the loss (SpecDec++, section 4)
 
@@ -95,33 +95,12 @@ def train_stop(
     check_number("length", length, 1, whole=True, example=8)
     check_number("steps", steps, 1, whole=True, example=500)
     shape = RecordedChain(length)
-    fast = bind(shape)
-    for request in requests:
-        fast.generate(**request)
-    if not sum(map(len, shape.labels)):
-        raise ValueError(
-            "no token was drafted, so there is nothing to learn from; give more requests, with "
-            "at least 2 new tokens each"
-        )
-    return fit_stop(torch.cat(shape.features), torch.cat(shape.labels), steps, rate, seed)
+    return fit_stop(*record_drafts(bind, shape, requests), steps, rate, seed)
 
 
 def fit_stop(
     features: Tensor, labels: Tensor, steps: int, rate: float = 1e-2, seed: int = 0
 ) -> TrainedStop:  # (n, 4), (n,)
     """Fit a head by binary cross entropy with soft labels, in which refusals weigh six times."""
-    generator = torch.random.get_rng_state()
-    torch.manual_seed(seed)
-    head = StopHead()
-    torch.random.set_rng_state(generator)
-    optimizer = torch.optim.AdamW(head.parameters(), rate)
-    weight, loss = labels.new_tensor(1 / REFUSED_WEIGHT), labels.new_zeros(())
-    with torch.enable_grad():
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss = functional.binary_cross_entropy_with_logits(
-                head(features), labels, pos_weight=weight
-            )
-            loss.backward()
-            optimizer.step()
-    return TrainedStop(head.eval(), len(labels), float(labels.mean()), float(loss.detach()))
+    head, loss = fit_head(StopHead, features, labels, steps, rate, seed, 1 / REFUSED_WEIGHT)
+    return TrainedStop(head, len(labels), float(labels.mean()), loss)

@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind
@@ -24,6 +23,7 @@ from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.errors import check_number
 from mmspec.recipe import TREE
 from mmspec.targets.tokens.context import Context
+from mmspec.training.acceptance_heads import fit_head, record_drafts
 
 
 @dataclass(frozen=True)
@@ -105,30 +105,12 @@ def train_tree(
     """
     check_number("steps", steps, 1, whole=True, example=500)
     shape = RecordedTree(DynamicTree(depth=depth, beam=8, nodes=nodes))
-    fast = bind(shape)
-    for request in requests:
-        fast.generate(**request)
-    if not sum(map(len, shape.labels)):
-        raise ValueError(
-            "no token was drafted, so there is nothing to learn from; give more requests, with "
-            "at least 2 new tokens each"
-        )
-    return fit_tree(torch.cat(shape.features), torch.cat(shape.labels), steps, rate, seed)
+    return fit_tree(*record_drafts(bind, shape, requests), steps, rate, seed)
 
 
 def fit_tree(
     features: Tensor, labels: Tensor, steps: int, rate: float = 1e-2, seed: int = 0
 ) -> TrainedTree:  # (n, 3), (n,)
     """Fit a head by binary cross entropy, so that it predicts the chance of acceptance."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
-        head = TreeHead()
-    optimizer = torch.optim.AdamW(head.parameters(), rate)
-    loss = labels.new_zeros(())
-    with torch.enable_grad():
-        for _ in range(steps):
-            optimizer.zero_grad()
-            loss = functional.binary_cross_entropy_with_logits(head(features), labels)
-            loss.backward()
-            optimizer.step()
-    return TrainedTree(head.eval(), len(labels), float(labels.mean()), float(loss.detach()))
+    head, loss = fit_head(TreeHead, features, labels, steps, rate, seed)
+    return TrainedTree(head, len(labels), float(labels.mean()), loss)
