@@ -26,6 +26,7 @@ from mmspec.modality import Loop, Session
 from mmspec.models.loading import load_pipeline
 from mmspec.models.placement import ANYWHERE, Placement
 from mmspec.recipe import Recipe
+from mmspec.targets.continuous.split_rows import SplitRows
 
 log = logging.getLogger("mmspec")
 COUNTS = ("num_inference_steps", "batch_size", "num_images_per_prompt", "num_videos_per_prompt")
@@ -65,7 +66,7 @@ class PipelineSession(Session):
         pipe: Any,
         recipe: Recipe,
         small: BoundDraftModel | None,
-        max_rows: int | None,
+        max_rows: int | SplitRows | None,
         sampler: StochasticSampler | None = None,
     ) -> None:
         self.model, self.recipe, self.draft_model = pipe, recipe, small
@@ -168,19 +169,20 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
     """A pipeline bound to a recipe.
 
     `window` is the maximal number of states per round, or a `Window`; `tree` gives branching widths
-    instead. `max_rows` limits the rows per network call. `sampler="stochastic"` takes the
-    counterpart with noise of a deterministic scheduler; the pipeline itself keeps its scheduler.
-    `drafter` is a draft pipeline, its folder
-    or "zoo:NAME", if the recipe takes one; a folder may hold a denoising network alone. Raises
+    instead. `max_rows` limits the rows per network call, or splits them over processes
+    (`SplitRows`). `sampler="stochastic"` takes the counterpart with noise of a deterministic
+    scheduler; the pipeline itself keeps its scheduler. `drafter` is a draft pipeline, its folder or
+    "zoo:NAME", if the recipe takes one; a folder may hold a denoising network alone. Raises
     ValueError for parts that do not fit.
     """
-    if parts.get("max_rows") is not None:
-        check_number("max_rows", parts["max_rows"], 1, whole=True, example=8)
+    rows = parts.get("max_rows")
+    if rows is not None and not isinstance(rows, SplitRows):
+        check_number("max_rows", rows, 1, whole=True, example=8)
     recipe = replace(recipe, execution=_execution(recipe, parts.get("window"), parts.get("tree")))
-    _warn_of_few_rows(recipe, parts.get("max_rows"))
+    _warn_of_few_rows(recipe, rows.total if isinstance(rows, SplitRows) else rows)
     small = draft_model(recipe, drafter, Network(pipe))
     sampler = _find_sampler(pipe, recipe, parts.get("sampler"))
-    return PipelineSession(pipe, recipe, small, parts.get("max_rows"), sampler)
+    return PipelineSession(pipe, recipe, small, rows, sampler)
 
 
 def _warn_of_few_rows(recipe: Recipe, max_rows: int | None) -> None:

@@ -29,7 +29,8 @@ from mmspec.modalities.diffusion.step_callback import StepCallback, StepObserver
 from mmspec.modalities.diffusion.tracing import StateDecoder
 from mmspec.modality import Call, Loop
 from mmspec.recipe import Kit, Recipe, pair, resolve
-from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget
+from mmspec.targets.continuous.denoising import ChainRequest, ChainTarget, Denoiser
+from mmspec.targets.continuous.split_rows import SplitRows
 from mmspec.targets.stop import Stop
 
 CALLS_AT_LEAST = 3  # of a chain
@@ -46,7 +47,12 @@ class ChainRunner:
     measured: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(
-        self, pipe: Any, recipe: Recipe, small: Any, max_rows: int | None, eta: float | None = None
+        self,
+        pipe: Any,
+        recipe: Recipe,
+        small: Any,
+        max_rows: int | SplitRows | None,
+        eta: float | None = None,
     ) -> None:
         self.pipe, self.recipe, self.small, self.max_rows = pipe, recipe, small, max_rows
         self.eta, self.warned = eta, False
@@ -84,7 +90,7 @@ class ChainRunner:
         noises, rows_before = NoiseOptions(eta, own["churn"], self.deterministic), list[int]()
 
         def sample(prepared: PreparedCall) -> Tensor:
-            target = ChainTarget(prepared.denoiser, self.max_rows)
+            target = self._target(prepared.denoiser)
             small = self._draft_target(prepared, given, noises)
             request = _request(prepared, own, given)
             rows_before.append(self.network.rows)
@@ -95,6 +101,11 @@ class ChainRunner:
         output = run_pipeline(self.pipe, self.network, given, sample, noises)
         loop.report(replace(loop.stats(), network_rows=self.network.rows - rows_before[0]))
         return output
+
+    def _target(self, denoiser: Denoiser) -> ChainTarget:
+        if isinstance(self.max_rows, SplitRows):
+            return self.max_rows.target(denoiser)
+        return ChainTarget(denoiser, self.max_rows)
 
     def _call(self, target: ChainTarget, small: ChainTarget | None, request: ChainRequest) -> Call:
         """Bind the recipe to this request."""
@@ -120,7 +131,8 @@ class ChainRunner:
                 f"the draft pipeline's latents are {tuple(drafted.start.shape)} and the target's "
                 f"{tuple(prepared.start.shape)}; give a draft pipeline of their size"
             )
-        return ChainTarget(drafted.denoiser, self.max_rows)
+        rows = self.max_rows  # every process drafts for itself
+        return ChainTarget(drafted.denoiser, rows.max_rows if isinstance(rows, SplitRows) else rows)
 
     def _sample_chain(self, call: Call, start: Tensor, loop: Loop, watch: StepObserver) -> Tensor:
         """The last states (B, *E); reports each step once all images have passed it."""
