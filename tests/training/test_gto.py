@@ -54,7 +54,8 @@ def test_the_reward_is_the_expected_accepted_length() -> None:
     p = torch.rand(2, 6, 3, generator=torch.Generator().manual_seed(0)).softmax(-1)
     expected = torch.zeros(2)
     for row, text in itertools.product(range(2), itertools.product(range(3), repeat=3)):
-        probability, at, length = torch.tensor(1.0), -1, 0
+        probability, length = torch.tensor(1.0), 0
+        at: int | None = -1
         for token in text:
             probability = probability * (p[row, at + 1, token] if at is not None else 1 / 3)
             if at is None:  # the tree has been left: any token
@@ -130,7 +131,9 @@ def test_the_likelihood_of_a_path_is_that_of_drafting(maker: str) -> None:
             path = example.tokens[row, known : known + step].tolist()
             logits = along(reader, head, read, row, known, path)[1]
             total = total + logits.log_softmax(-1)[example.tokens[row, known + step]]
-        assert_close(found[row, place], total / max(1, lengths[row, place]), atol=1e-4, rtol=1e-4)
+        assert_close(
+            found[row, place], total / max(1, int(lengths[row, place])), atol=1e-4, rtol=1e-4
+        )
 
 
 @pytest.mark.exhaustive
