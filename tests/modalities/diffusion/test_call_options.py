@@ -42,7 +42,9 @@ def run(pipe: Any, name: str, recipe: Recipe | None, seeds: list[int], **more: A
 
 def accelerate(pipe: Any, name: str, recipe: str, options: dict[str, Any]) -> Any:
     """Forecasts of a U-Net, which is no stack of blocks, are of its whole output."""
-    whole = {"lite": True} if recipe == "taylorseer" and NETWORKS[name] == "unet" else {}
+    whole: dict[str, Any] = (
+        {"lite": True} if recipe == "taylorseer" and NETWORKS[name] == "unet" else {}
+    )
     return mmspec.accelerate(pipe, recipe, **options, **whole)
 
 
