@@ -97,6 +97,7 @@ class PipelineSession(Session):
         """
         given, own = self._split(args, arguments)
         _check_call(given)
+        _check_window(self.recipe, given)
         self._warn_of_few_steps(given)
         output = self.runner.run(given, own, loop)
         if not isinstance(output, tuple):  # return_dict=False
@@ -165,6 +166,16 @@ def _check_call(given: Mapping[str, Any]) -> None:
         )
 
 
+def _check_window(recipe: Recipe, given: Mapping[str, Any]) -> None:
+    """Raises ValueError for a window longer than the steps that are asked for.
+
+    A chain that starts from an image is shorter; it is checked once the pipeline has prepared it.
+    """
+    steps = count_steps({**given, "image": None})
+    if steps is not None and isinstance(recipe.execution, Window):
+        recipe.execution.check(steps)
+
+
 def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -> PipelineSession:
     """A pipeline bound to a recipe.
 
@@ -175,14 +186,26 @@ def session(pipe: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) -
     "zoo:NAME", if the recipe takes one; a folder may hold a denoising network alone. Raises
     ValueError for parts that do not fit.
     """
-    rows = parts.get("max_rows")
-    if rows is not None and not isinstance(rows, SplitRows):
-        check_number("max_rows", rows, 1, whole=True, example=8)
+    rows = _check_rows(recipe, parts.get("max_rows"))
     recipe = replace(recipe, execution=_execution(recipe, parts.get("window"), parts.get("tree")))
     _warn_of_few_rows(recipe, rows.total if isinstance(rows, SplitRows) else rows)
     small = draft_model(recipe, drafter, Network(pipe))
     sampler = _find_sampler(pipe, recipe, parts.get("sampler"))
     return PipelineSession(pipe, recipe, small, rows, sampler)
+
+
+def _check_rows(recipe: Recipe, rows: int | SplitRows | None) -> int | SplitRows | None:
+    """`max_rows`. Raises ValueError for another value, and for recipes that keep the loop."""
+    if rows is None:
+        return None
+    if not isinstance(rows, SplitRows):
+        check_number("max_rows", rows, 1, whole=True, example=8)
+    if not isinstance(recipe.execution, Window):
+        raise ValueError(
+            f"recipe {recipe.name or 'custom'!r} calls the network with the rows of the pipeline; "
+            "drop max_rows="
+        )
+    return rows
 
 
 def _warn_of_few_rows(recipe: Recipe, max_rows: int | None) -> None:
@@ -191,8 +214,9 @@ def _warn_of_few_rows(recipe: Recipe, max_rows: int | None) -> None:
     states = window.max_states if isinstance(window, Window) else None
     if max_rows is not None and states is not None and max_rows < states:
         log.warning(
-            "max_rows=%d is less than the window of %d states, so a window takes several calls of "
-            "the network and can cost more than plain sampling; raise max_rows, or give window=%d",
+            "max_rows=%d is less than the window of %d states, so a window takes several "
+            "forwards of the network and can cost more than plain sampling; raise max_rows, or "
+            "give window=%d",
             *(max_rows, states, max_rows),
         )
 

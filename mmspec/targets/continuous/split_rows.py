@@ -17,7 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmspec.distributions.kernels import GaussianKernel
-from mmspec.errors import check_number
+from mmspec.errors import check_number, format_value
 from mmspec.targets.continuous.denoising import ChainTarget, Denoiser, Prediction
 
 
@@ -31,7 +31,7 @@ class SplitRows:
     where they have none. With the rows of one state as `max_rows`, results are bit for bit those of
     one process with the same `max_rows`; otherwise forwards have other shapes and round otherwise.
 
-    Raises ValueError where no process group was started.
+    Raises ValueError where no process group was started, and for a group without this process.
     """
 
     max_rows: int | None = None
@@ -45,6 +45,11 @@ class SplitRows:
                 "SplitRows() splits calls over processes, and no process group was started; start "
                 "the program by torchrun and call torch.distributed.init_process_group(), or give "
                 "max_rows= a number"
+            )
+        if not isinstance(self.group, dist.ProcessGroup | None):
+            raise ValueError(
+                f"group={format_value(self.group)} must be a group of torch.distributed that has "
+                "this process; or leave it out for all processes"
             )
 
     @property

@@ -117,3 +117,23 @@ def test_fewer_rows_than_a_window_are_warned_of_before_the_run(
         [one.message for one in caplog.records] if is_warned else []
     )
     assert bool(caplog.records) == is_warned
+
+
+@pytest.mark.exhaustive
+def test_a_window_longer_than_the_steps_is_refused_before_any_call(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    pipe, calls = pipeline("ddpm"), []
+    pipe.unet.register_forward_pre_hook(lambda *_: calls.append(1))
+    for parts in ({"window": 6}, {"tree": [1, 1, 1, 1, 1]}):
+        fast: Any = mmspec.accelerate(pipe, "asd", **parts)
+        with pytest.raises(ValueError, match="window of 6 states is longer than the chain"):
+            fast(batch_size=1, num_inference_steps=5, seed=0)
+    assert not calls
+    assert not caplog.messages
+
+
+@pytest.mark.exhaustive
+def test_rows_are_not_limited_by_a_recipe_that_keeps_the_loop() -> None:
+    with pytest.raises(ValueError, match="'taylorseer' calls the network with the rows of the"):
+        mmspec.accelerate(pipeline("dit"), "taylorseer", max_rows=2)

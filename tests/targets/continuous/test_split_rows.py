@@ -118,6 +118,15 @@ def test_a_state_must_fit_into_a_forward() -> None:
         SplitRows(0)
 
 
+@pytest.mark.exhaustive
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("group", ["all", dist.GroupMember.NON_GROUP_MEMBER])
+def test_a_group_has_this_process(group: Any) -> None:
+    with pytest.raises(ValueError, match=r"must be a group of torch\.distributed that has this"):
+        SplitRows(group=group)
+    assert SplitRows(group=dist.group.WORLD).size == 1
+
+
 @pytest.mark.slow
 def test_two_processes_compute_the_window_of_one(tmp_path: Path) -> None:
     """Bit for bit with one state per forward, up to rounding with half of a window; both ways of
