@@ -152,11 +152,15 @@ def test_half_precision_stays_in_the_network(name: str) -> None:
 def test_max_rows_bounds_the_network() -> None:
     pipe = pipeline("sd")
     fast: Any = mmspec.accelerate(pipe, FROZEN, max_rows=4)
-    whole = draw(mmspec.accelerate(pipe, FROZEN), "sd", 3, seed=0)
+    at_once: Any = mmspec.accelerate(pipe, FROZEN)
+    whole = draw(at_once, "sd", 3, seed=0)
     rows: list[int] = []
     pipe.unet.register_forward_pre_hook(lambda module, args: rows.append(len(args[0])))
     torch.testing.assert_close(draw(fast, "sd", 3, seed=0), whole, atol=1e-5, rtol=1e-4)
     assert max(rows) == 4
+    stats = fast.last_stats
+    assert stats.target_calls == at_once.last_stats.target_calls < len(rows)  # split ones once
+    assert stats.network_rows == at_once.last_stats.network_rows
 
 
 def test_a_seed_is_a_picture() -> None:
