@@ -80,13 +80,13 @@ def letter_tokenizer(**settings: Any) -> Any:
     return tokenizer
 
 
-def clip_tokenizer() -> Any:
+def clip_tokenizer(longest: int = LONGEST) -> Any:
     words = ["<|startoftext|>", "<|endoftext|>", *ascii_lowercase, *digits]
     words += [f"{one}</w>" for one in (*ascii_lowercase, *digits)]
     tokenizer = transformers.CLIPTokenizer(
         vocab={word: index for index, word in enumerate(words)}, merges=[]
     )
-    tokenizer.model_max_length = LONGEST
+    tokenizer.model_max_length = longest
     return tokenizer
 
 
@@ -109,14 +109,14 @@ def image_processor(kind: str) -> Any:
     )
 
 
-def clip(kind: str) -> Any:
+def clip(kind: str, vocab_size: int = VOCAB, longest: int = LONGEST) -> Any:
     config = transformers.CLIPTextConfig(
-        vocab_size=VOCAB,
+        vocab_size=vocab_size,
         hidden_size=WIDTH,
         intermediate_size=37,
         num_hidden_layers=2,
         num_attention_heads=2,
-        max_position_embeddings=LONGEST,
+        max_position_embeddings=longest,
         projection_dim=WIDTH,
         bos_token_id=0,
         eos_token_id=1,

@@ -7,13 +7,15 @@ are wide enough (`GAIN`) that predictions depend on state, step and condition.
 from __future__ import annotations
 
 from collections.abc import Callable
-from string import ascii_lowercase, digits
 from typing import Any
 
 import diffusers
 import torch
 import transformers
 from torch import nn
+
+from mmspec.modalities.diffusion import tiny_text
+from mmspec.modalities.diffusion.tiny_text import t5_tokenizer
 
 GAIN = 1.5
 TEXT = 32  # width of the text encoders
@@ -313,28 +315,12 @@ def conditional(**changes: Any) -> Any:
 
 
 def clip(projected: bool = False) -> Any:
-    config = transformers.CLIPTextConfig(
-        vocab_size=len(_words()),
-        hidden_size=TEXT,
-        intermediate_size=37,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        max_position_embeddings=LONGEST,
-        projection_dim=TEXT,
-        bos_token_id=0,
-        eos_token_id=1,
-        pad_token_id=1,
-    )
-    if projected:
-        return transformers.CLIPTextModelWithProjection(config)
-    return transformers.CLIPTextModel(config)
+    kind = "CLIPTextModelWithProjection" if projected else "CLIPTextModel"
+    return tiny_text.clip(kind, len(clip_tokenizer()), LONGEST)
 
 
 def clip_tokenizer() -> Any:
-    vocabulary = {word: index for index, word in enumerate(_words())}
-    tokenizer = transformers.CLIPTokenizer(vocab=vocabulary, merges=[])
-    tokenizer.model_max_length = LONGEST
-    return tokenizer
+    return tiny_text.clip_tokenizer(LONGEST)
 
 
 def t5() -> Any:
@@ -342,17 +328,6 @@ def t5() -> Any:
         vocab_size=64, d_model=TEXT, d_kv=8, d_ff=37, num_layers=1, num_heads=2
     )
     return transformers.T5EncoderModel(config)
-
-
-def t5_tokenizer() -> Any:
-    pieces = [("<pad>", 0.0), ("</s>", 0.0), ("<unk>", 0.0)]
-    pieces += [(letter, -float(at)) for at, letter in enumerate(["▁", *ascii_lowercase, *digits])]
-    return transformers.T5Tokenizer(vocab=pieces, extra_ids=0)
-
-
-def _words() -> list[str]:
-    letters = [*ascii_lowercase, *digits]
-    return ["<|startoftext|>", "<|endoftext|>", *letters, *(f"{one}</w>" for one in letters)]
 
 
 def _randomise(module: nn.Module, generator: torch.Generator) -> None:
