@@ -3,8 +3,8 @@
 Liu et al. 2025 (arXiv 2411.19108). The change of that input, rescaled by a polynomial into the
 expected change of the output, is accumulated up to a `threshold`. `coefficients` of the polynomial
 are those of the authors for FLUX, HunyuanVideo, LTX-Video and Mochi; for other networks, and with
-"fit", the first call computes every step and fits them. Published thresholds are 0.25 to 0.8 for
-FLUX and 0.03 to 0.15 for video. Lossy; `threshold=0` changes nothing.
+"fit", the first call of 5 steps or more computes every step and fits them. Published thresholds are
+0.25 to 0.8 for FLUX and 0.03 to 0.15 for video. Lossy; `threshold=0` changes nothing.
 """
 
 from mmspec.drafters.forecast.modulated import modulated_cache

@@ -52,8 +52,8 @@ def describe_few_steps(pipe: Any, name: str, steps: int, fewest: int) -> str | N
     if fewest == steps:
         return (
             f"{name!r} skips none of {steps} steps, so this is the pipeline itself; sample more "
-            f"steps, or set a shorter warm-up or a longer interval (`mmspec show {name}` lists the "
-            "options)"
+            f"steps, or change its options (warm-up, interval, coefficients: see `mmspec show "
+            f"{name}`)"
         )
     return (
         f"{name!r} calls the network at least {fewest} times in {steps} steps, so it can save "

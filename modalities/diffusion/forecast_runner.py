@@ -36,6 +36,8 @@ class Measuring(Protocol):
 
     @property
     def measured(self) -> Mapping[str, Any]: ...
+    @property
+    def least_steps(self) -> int: ...  # of a call that measures
 
 
 class ForecastRunner:
@@ -60,7 +62,10 @@ class ForecastRunner:
         return self.forecasting.measured if isinstance(self.forecasting, Measuring) else {}
 
     def count_fewest(self, steps: int) -> int:
-        """The fewest steps that are computed in full."""
+        """The fewest steps that are computed in full: all of a call too short to measure."""
+        made = self.forecasting
+        if isinstance(made, Measuring) and not made.measured and steps < made.least_steps:
+            return steps
         return int(self.gate.count_fewest(steps))
 
     def run(self, given: Mapping[str, Any], own: Mapping[str, Any], loop: Loop) -> Any:
@@ -92,7 +97,8 @@ class ForecastRunner:
         loop.report(forecast_stats(name, *counts))
         if self.warned:
             return
-        if done.full > 1 and not done.forecast and not done.measures:
+        has_measured = done.measures and bool(self.measured)
+        if done.full > 1 and not done.forecast and not has_measured:
             self.warned = True
             log.warning(
                 "%r forecast nothing in this call (%d steps in full, %d forecasts rejected), so "

@@ -211,6 +211,17 @@ def check_lists(name: str, lists: Sequence[Any], attached: AttachedNetworks) -> 
     attached.statistics.measures = not lists
 
 
+def is_measured(lists: Sequence[Sequence[float]]) -> bool:
+    """Whether there are numbers for every network."""
+    return bool(lists) and all(lists)
+
+
+def forget_unmeasured(lists: list[list[float]]) -> None:
+    """Forget what a call has measured that was too short for one network, whose list is empty."""
+    if not is_measured(lists):
+        lists.clear()
+
+
 def parse_lists(name: str, given: Any, purpose: str, least: float = -math.inf) -> list[list[float]]:
     """An option with a list of numbers for each network; a single list is that of one network.
 

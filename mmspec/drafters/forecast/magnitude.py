@@ -29,7 +29,9 @@ from mmspec.drafters.forecast.cached import (
     attach_cache,
     check_blocks,
     check_lists,
+    forget_unmeasured,
     hook_of,
+    is_measured,
     parse_lists,
 )
 from mmspec.recipe import Kit
@@ -55,6 +57,7 @@ class MagnitudeCache:
 
     gate: MagnitudeRule | None = None
     ratios: list[list[float]] = field(default_factory=list)
+    least_steps: ClassVar[int] = 1  # of a call that measures
     title: ClassVar[str] = "diffusers' MagCache"
     hooks: ClassVar[tuple[str, ...]] = (_MAG_CACHE_LEADER_BLOCK_HOOK, _MAG_CACHE_BLOCK_HOOK)
 
@@ -70,13 +73,14 @@ class MagnitudeCache:
     @property
     def measured(self) -> Mapping[str, Any]:
         """Options that a call has measured; empty before."""
-        return {"ratios": self.ratios} if self.ratios else {}
+        return {"ratios": self.ratios} if is_measured(self.ratios) else {}
 
     def attach(self, pipe: Any, samples: int | None = None) -> AttachedNetworks:
         """Attach the cache to the pipeline's networks for one call; call the result to detach it.
 
         Raises ValueError for networks that the cache of diffusers does not support.
         """
+        forget_unmeasured(self.ratios)
         attached = attach_cache(self, pipe)
         check_lists("ratios", self.ratios, attached)
         return attached
@@ -94,6 +98,7 @@ class MagnitudeCache:
         }
         config = MagCacheConfig(**settings, calibrate=True)
         apply_mag_cache(network, config)
+        config.calibrate = not self.ratios
         head = hook_of(blocks[0], _MAG_CACHE_LEADER_BLOCK_HOOK)
         return MagnitudeHooks(blocks, head, config, self.ratios, index)
 
@@ -120,7 +125,6 @@ class MagnitudeHooks:
             steps = max(round(call.steps * mine / everyone), 1)
             ratios = nearest_interp(torch.tensor(self.ratios[self.index]), steps).tolist()
             self.config.mag_ratios, self.config.num_inference_steps = ratios, steps
-            self.config.calibrate = False
 
     def reused(self) -> Sequence[bool]:
         state = self.head.state_manager.get_state()
@@ -130,10 +134,12 @@ class MagnitudeHooks:
 
     def close(self, complete: bool) -> None:
         """Keep what was measured, if the sampling call reached its end."""
-        if not self.config.calibrate or self.first is None or not complete:
+        if not self.config.calibrate or not complete:
             return
         measured = [round(one, 4) for one in self._measured]
         self.ratios.insert(0, measured)  # networks are closed in reverse
+        if self.index or not is_measured(self.ratios):
+            return
         log.warning(
             "'mag-cache' computed every step of this call, to measure the network's ratios; later "
             "calls skip steps. To skip in the first call too, give ratios=%s",

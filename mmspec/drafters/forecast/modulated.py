@@ -28,9 +28,12 @@ from mmspec.drafters.forecast.cached import (
     check_blocks,
     check_lists,
     check_streams,
+    forget_unmeasured,
     hook_of,
+    is_measured,
     parse_lists,
 )
+from mmspec.drafters.forecast.compiled import unwrap_compiled
 from mmspec.drafters.forecast.features import attention_layers
 from mmspec.drafters.forecast.spectral import SEA_CACHE_HOOKS, AccumulatedChange
 from mmspec.drafters.forecast.steps import networks_of
@@ -60,7 +63,7 @@ class ModulatedCache:
 
     gate: AccumulatedChange | None = None
     coefficients: list[list[float]] = field(default_factory=list)
-    fits: bool = False  # although coefficients for the class are published
+    least_steps: ClassVar[int] = _POINTS + 1  # of a call that measures
     title: ClassVar[str] = "TeaCache by the hooks of diffusers"
     hooks: ClassVar[tuple[str, ...]] = SEA_CACHE_HOOKS
 
@@ -71,21 +74,19 @@ class ModulatedCache:
                 f"{type(gate).__name__} does not judge accumulated changes; give verifier= an "
                 "AccumulatedChangeGate"
             )
-        return ModulatedCache(gate, self.coefficients, self.fits)
+        return ModulatedCache(gate, self.coefficients)
 
     @property
     def measured(self) -> Mapping[str, Any]:
         """Options that a call has measured; empty before."""
-        return {"coefficients": self.coefficients} if self.coefficients else {}
+        return {"coefficients": self.coefficients} if is_measured(self.coefficients) else {}
 
     def attach(self, pipe: Any, samples: int | None = None) -> AttachedNetworks:
         """Attach the cache to the pipeline's networks for one call; call the result to detach it.
 
         Raises ValueError for networks that the hooks of diffusers do not support.
         """
-        if not self.coefficients and not self.fits:
-            known = [PUBLISHED.get(type(network).__name__) for network in networks_of(pipe)]
-            self.coefficients.extend(list(one) for one in known if one and all(known))
+        forget_unmeasured(self.coefficients)
         attached = attach_cache(self, pipe)
         check_lists("coefficients", self.coefficients, attached)
         return attached
@@ -167,17 +168,15 @@ class ModulatedHooks:
     def close(self, complete: bool) -> None:
         """Fit the polynomial to what was measured, if the sampling call reached its end."""
         self._handle.remove()
-        if self._polynomial is not None or not complete or not self._measured:
+        if self._polynomial is not None or not complete:
             return
-        first = next(iter(self._measured.values()))
-        if len(first.outputs) < _POINTS:
-            log.warning(
-                "'tea-cache' computed every step of this call, which has too few to measure the "
-                "network; call it with at least %d steps first, or give coefficients=",
-                _POINTS + 1,
-            )
+        first = next(iter(self._measured.values()), None)
+        if first is None or len(first.outputs) < _POINTS:
+            self._coefficients.insert(0, [])
             return
         self._coefficients.insert(0, fit_change(first.inputs, first.outputs))  # closed in reverse
+        if self._index or not is_measured(self._coefficients):
+            return
         log.warning(
             "'tea-cache' computed every step of this call, to measure the network; later calls "
             "skip steps. To skip in the first call too, give coefficients=%s",
@@ -235,6 +234,13 @@ class ModulatedHooks:
         return found
 
 
+def find_published(pipe: Any) -> list[list[float]]:
+    """The authors' coefficients of the networks of a pipeline; none if one has none."""
+    classes = [type(unwrap_compiled(network)).__name__ for network in networks_of(pipe)]
+    known = [PUBLISHED.get(name) for name in classes]
+    return [list(one) for one in known if one and all(known)]
+
+
 def fit_change(inputs: Sequence[float], outputs: Sequence[float]) -> list[float]:
     """Coefficients, highest power first, of the change of the output over that of the input.
 
@@ -267,6 +273,8 @@ def _relative_change(states: Tensor, before: Tensor) -> float:
 def modulated_cache(kit: Kit) -> ModulatedCache:
     """The option `coefficients`: None, "fit", one list, or one for each network."""
     given: Any = kit.options["coefficients"]
-    if given is None or given == FIT:
-        return ModulatedCache(fits=given == FIT)
+    if given is None:
+        return ModulatedCache(coefficients=find_published(kit.target))
+    if given == FIT:
+        return ModulatedCache()
     return ModulatedCache(coefficients=parse_lists("coefficients", given, "to measure them"))

@@ -44,6 +44,40 @@ def test_few_steps_are_warned_of_once_and_before(
     assert fast.last_stats.target_calls >= fast.session.runner.count_fewest(steps)
 
 
+KINDS = ("carried", "corrected", "frozen")
+EXACT = ("asd", "asd-tree", "block-diffusion", *(f"accelerated-diffusion-{one}" for one in KINDS))
+CACHES = ("first-block-cache", "sea-cache", "pab", "speca", "taylorseer", "paradigms")
+MEASURING = ("mag-cache", "tea-cache")  # in their first call
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("steps", [4, 8])
+@pytest.mark.parametrize("name", [*EXACT, *CACHES, *MEASURING])
+def test_every_recipe_saves_calls_in_few_steps_or_says_why_not_once(
+    name: str, steps: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In 4 steps exact recipes and fixed cadences say before that they can save little."""
+    pipe, said = pipeline("dit"), list[int]()
+    fast: Any = mmspec.accelerate(pipe, name)
+    pipe.transformer.register_forward_pre_hook(lambda *_: said.append(len(caplog.messages)))
+    calls = list[int]()
+    for seed in range(2):
+        least = fast.session.runner.count_fewest(steps)
+        request = build_request("dit", 1)
+        fast(**request, num_inference_steps=steps, output_type="latent", seed=seed)
+        calls.append(fast.last_stats.target_calls)
+        assert least <= calls[-1] <= steps
+        assert fast.last_stats.num_new_tokens == steps
+    can_save = 2 * least <= steps
+    assert (said[0] == 1) == (not can_save)  # before the run
+    is_measured = name in MEASURING and len(fast.saved_parts) == 1
+    assert len(caplog.messages) <= 1 + is_measured
+    if calls[-1] == steps and name not in (*EXACT, "paradigms"):
+        assert caplog.messages  # before, or after, where the images decide
+    if is_measured:
+        assert "computed every step of this call, to measure the network" in caplog.messages[0]
+
+
 def test_a_distilled_model_is_not_asked_for_fifty_steps(caplog: pytest.LogCaptureFixture) -> None:
     pipe = pipeline("dit")
     pipe.scheduler = diffusers.LCMScheduler()

@@ -141,6 +141,29 @@ def test_both_experts_are_forecast(recipe: str) -> None:
     assert not [name for name in ("forward",) if name in vars(pipe.transformer_2)]
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("recipe", "short", "options"),
+    [("tea-cache", 8, {"threshold": 1e9}), ("mag-cache", 1, {"threshold": 1e9, "retention": 0.0})],
+)
+def test_a_call_too_short_for_one_expert_measures_neither(
+    recipe: str, short: int, options: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    pipe, given = build_pipeline("wan-2.2")
+    fast: Any = mmspec.accelerate(pipe, recipe, **options)
+    for _ in range(2):  # a list of one expert alone would be refused
+        fast(num_inference_steps=short, seed=0, **given)
+        assert fast.saved_parts == options
+        assert not fast.last_stats.num_accepted_draft_tokens
+    caplog.clear()
+    fast(num_inference_steps=20, seed=0, **given)
+    (measured,) = (value for name, value in fast.saved_parts.items() if name not in options)
+    assert [len(measured), len(caplog.messages)] == [2, 1]
+    assert str(measured) in caplog.text
+    fast(num_inference_steps=20, seed=0, **given)
+    assert fast.last_stats.num_accepted_draft_tokens > 10
+
+
 @pytest.mark.parametrize("recipe", ["taylorseer", "speca", "first-block-cache"])
 def test_nan_is_no_forecast(recipe: str) -> None:
     latents = torch.full((1, 16, 16), 3e38)  # finite; the network overflows on it
