@@ -130,6 +130,9 @@ def test_published_coefficients_are_those_of_a_class() -> None:
     draw(pipe, calling=fitted)
     assert fitted.last_stats.unverified_tokens == 0
     assert fitted.saved_parts["coefficients"] != fast.saved_parts["coefficients"]
+    pipe.transformer = torch.compile(pipe.transformer)  # by its own class, not the wrapper's
+    compiled: Any = mmspec.accelerate(pipe, "tea-cache")
+    assert compiled.saved_parts["coefficients"] == fast.saved_parts["coefficients"]
 
 
 def test_what_does_not_fit_is_refused() -> None:
