@@ -7,7 +7,7 @@ pipeline runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sized
 from typing import Any
 
 from mmspec.modalities.diffusion.network import Network
@@ -20,7 +20,7 @@ DISTILLED = ("LCMScheduler", "TCDScheduler")
 def count_steps(given: Mapping[str, Any]) -> int | None:
     """The steps of a pipeline's call; None where its arguments do not say."""
     listed = [given.get(name) for name in ("timesteps", "sigmas")]
-    own = next((one for one in listed if one is not None), None)
+    own = next((one for one in listed if isinstance(one, Sized)), None)
     steps = given.get("num_inference_steps") if own is None else len(own)
     strength = given.get("strength")
     if steps is None or given.get("image") is None or not isinstance(strength, float):

@@ -57,7 +57,7 @@ class MagnitudeCache:
 
     gate: MagnitudeRule | None = None
     ratios: list[list[float]] = field(default_factory=list)
-    least_steps: ClassVar[int] = 1  # of a call that measures
+    least_steps: ClassVar[int] = 2  # of a call that measures: the first ratio is always 1
     title: ClassVar[str] = "diffusers' MagCache"
     hooks: ClassVar[tuple[str, ...]] = (_MAG_CACHE_LEADER_BLOCK_HOOK, _MAG_CACHE_BLOCK_HOOK)
 
@@ -136,7 +136,8 @@ class MagnitudeHooks:
         """Keep what was measured, if the sampling call reached its end."""
         if not self.config.calibrate or not complete:
             return
-        measured = [round(one, 4) for one in self._measured]
+        is_enough = len(self._measured) >= MagnitudeCache.least_steps
+        measured = [round(one, 4) for one in self._measured] if is_enough else []
         self.ratios.insert(0, measured)  # networks are closed in reverse
         if self.index or not is_measured(self.ratios):
             return

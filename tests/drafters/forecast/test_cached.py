@@ -177,6 +177,19 @@ def test_ratios_are_measured_once_and_kept(caplog: pytest.LogCaptureFixture) -> 
     assert len(caplog.messages) == 1
 
 
+@pytest.mark.exhaustive
+def test_one_step_measures_no_ratio(caplog: pytest.LogCaptureFixture) -> None:
+    """Its only ratio is 1 in any network, by which later calls would skip all they may."""
+    pipe = PIPELINES["flux"]()
+    fast = _accelerate(pipe, "mag-cache", {})
+    draw(pipe, calling=fast, num_inference_steps=1)
+    assert fast.saved_parts == {}
+    assert ["skips none of 1 steps" in one for one in caplog.messages] == [True]
+    draw(pipe, calling=fast)
+    assert not fast.last_stats.unverified_tokens
+    assert len(fast.saved_parts["ratios"][0]) == STEPS
+
+
 def test_what_does_not_fit_is_refused() -> None:
     pipe = PIPELINES["sd3"]()
     with pytest.raises(ValueError, match=r"has no text stream, which diffusers' SeaCache requires"):

@@ -105,4 +105,5 @@ def test_steps_are_counted_from_the_arguments() -> None:
     assert count_steps({"num_inference_steps": 20, "timesteps": [9, 5, 1]}) == 3
     assert count_steps({"num_inference_steps": 20, "strength": 0.5, "image": object()}) == 10
     assert count_steps({"num_inference_steps": 20, "strength": 0.5}) == 20
+    assert count_steps({"num_inference_steps": 20, "timesteps": 5}) == 20  # refused by the pipeline
     assert count_steps({}) is None
