@@ -32,6 +32,9 @@ def test_a_learned_length_is_given_by_its_file(tmp_path: object) -> None:
     [
         ("entropy:g=1", "'g=1' is not a parameter of 'entropy'; it has h=0.3"),
         ("entropy:h=x", "'h=x' gives no float"),
+        ("entropy:c=-1", "c=-1 must be a number of at least 0"),
+        ("adaptive-entropy:step=NaN", "step=nan must be a number of at least 0"),
+        ("confidence:threshold=40", "threshold=40 must be a number of at least 0 and at most 1"),
         ("specdec-pp", "'specdec-pp' has no default for head; give it .* specdec-pp:head=FILE"),
         ("specdec-pp:head=nowhere", "nowhere holds no stop head"),
         ("entropies", "length='entropies' is not a draft length"),

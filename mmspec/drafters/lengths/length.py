@@ -14,6 +14,7 @@ from torch import Tensor
 
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Round
+from mmspec.errors import check_number
 from mmspec.targets.tokens.context import Context
 
 
@@ -151,6 +152,11 @@ class Entropy(Length):
     c: float = 0.15
     max_length: int = 10
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name, usual in (("h", 0.3), ("c", 0.15)):
+            check_number(name, getattr(self, name), 0, example=usual)
+
     def draft_mask(self, state: None, distribution: Categorical) -> Tensor:  # (B,) bool
         return _entropy_is_low(distribution, self.h, self.c)
 
@@ -183,6 +189,8 @@ class AdaptiveEntropy(Length):
             raise ValueError(
                 f"target={self.target} is not an acceptance rate; give one within (0, 1)"
             )
+        for name, usual in (("h", 0.3), ("c", 0.2), ("step", 0.01)):
+            check_number(name, getattr(self, name), 0, example=usual)
 
     def begin(self) -> _EntropyLevel:
         return _EntropyLevel(self.h, self.target)
@@ -209,6 +217,10 @@ class Confidence(Length):
 
     threshold: float = 0.4
     max_length: int = 10
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_number("threshold", self.threshold, 0, 1, example=0.4)
 
     def draft_mask(self, state: None, distribution: Categorical) -> Tensor:  # (B,) bool
         return _rows(_softmax(distribution).amax(-1) >= self.threshold)
