@@ -21,6 +21,7 @@ from mmspec.cli.options import PARTS, ModelOptions, flag, select_settings
 from mmspec.cli.output import show_status, silence_libraries
 from mmspec.cli.placement import check_placement, place
 from mmspec.draft_models import find_owners
+from mmspec.drafters.shapes import shape_of
 from mmspec.modality import Formatter, Modality, parse_settings
 from mmspec.models.folder import check_folder_exists
 from mmspec.models.own_heads import find_weights
@@ -72,6 +73,9 @@ def select(options: ModelOptions) -> Selected:
     usual_parts = {} if options.recipe else owner.default_parts(names[0], common)
     if usual_parts:
         own[names[0]] = {**usual_parts, **own.get(names[0], {})}
+    if owner.decodes == "tokens":
+        for given in (common, *own.values()):
+            shape_of(None, given.get("tree"), given.get("length"))  # refuses unknown names, files
     selected = Selected(model, owner, settings, names, {}, common, own, left_out, files)
     return _add_drafters(options, selected)
 

@@ -40,8 +40,9 @@ class AcceptanceHead(nn.Module):
             head = cls(len(weights["net.0.bias"]))
             head.load_state_dict(weights)
         except (SafetensorError, OSError, KeyError, RuntimeError) as error:
+            reason = " ".join(str(error).split())  # torch's own has several lines
             raise ValueError(
-                f"{file} holds no {cls.noun} ({error}); make one with `{cls.command}`"
+                f"{file} holds no {cls.noun} ({reason}); make one with `{cls.command}`"
             ) from error
         return head.eval()
 

@@ -262,6 +262,9 @@ def test_errors_are_one_line(
         (("generate", "--modality", "image", "--prompt", " "), "the prompt is empty"),
         (("bench", "--prompt", ""), "the prompt is empty"),
         (("generate", "--prompt", "x", "--image", "no.png"), "there is no image no.png"),
+        (("generate", "--prompt", "x", "--tree", "c2t:head=no"), "no holds no tree head"),
+        (("bench", "--length", "entropy:g=1"), "'g=1' is not a parameter of 'entropy'"),
+        (("bench", "--set", "coupled.tree=dynamics", "--recipe", "coupled"), "tree='dynamics' is"),
         (("bench", "--image", "no.png"), "there is no image no.png; give --image another"),
         (("generate", "--prompt", "x", "--video", "no.mp4"), "there is no video no.mp4"),
         (

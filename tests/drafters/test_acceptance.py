@@ -17,7 +17,8 @@ def test_a_head_comes_back_from_its_file(tmp_path: Path) -> None:
     features = torch.rand(4, 3)
     assert torch.equal(TreeHead.read(str(file))(features), head(features))
     assert TreeHead.read(head) is head
-    with pytest.raises(ValueError, match="holds no stop head"):
+    with pytest.raises(ValueError, match=r"holds no stop head .* `mmspec train stop`") as refused:
         StopHead.load(file)
+    assert "\n" not in str(refused.value)
     with pytest.raises(ValueError, match="give a StopHead"):
         StopHead.read(head)
