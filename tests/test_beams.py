@@ -16,7 +16,7 @@ from torch import Tensor
 
 import mmspec
 from mmspec._hf_beams import BeamSearch
-from mmspec.drafters.beams import ModelBeams
+from mmspec.drafters.beams import ModelBeams, make_beam_drafter
 from mmspec.modalities.common import beam_generation
 from mmspec.modalities.common.tiny_models import tiny_llama
 from mmspec.targets.branches import BeamDraft
@@ -208,6 +208,26 @@ def test_drafted_sampled_beams_are_those_without_a_draft(name: str, batch: str) 
     assert out.stats.target_calls < plain.stats.target_calls
     other = fast.generate(**request, **{**settings, "seed": 4})
     assert other.sequences.tolist() != out.sequences.tolist()
+
+
+@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    ("left_out", "temperature"),
+    [("nothing", 1.0), ("nothing", 0.4), ("noise", 1.0), ("warpers", 0.4)],
+)
+def test_sampled_beams_are_drafted_as_the_target_draws_them(
+    left_out: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A copy of the target drafts most of its beams only with its noise and its warpers."""
+    propose, make = ModelBeams.propose, make_beam_drafter
+    if left_out == "noise":
+        monkeypatch.setattr(ModelBeams, "propose", lambda self, *a: propose(self, *a[:3]))
+    if left_out == "warpers":
+        monkeypatch.setattr(beam_generation, "make_beam_drafter", lambda *a: make(*a[:5]))
+    fast = mmspec.accelerate(toys.model("llama"), "coupled", drafter=noisy("llama", 0.0))
+    settings = {"num_beams": 2, "do_sample": True, "temperature": temperature, "seed": 3}
+    out = fast.generate(**toys.inputs("llama", seed=1), max_new_tokens=17, **settings)
+    assert (out.stats.target_calls <= 7) == (left_out == "nothing")
 
 
 def test_sampled_beams_among_drafted_ones_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 import mmspec
+from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Kind
 from mmspec.drafters.shapes import shape_of
 from mmspec.drafters.trees.c2t import C2T, TreeHead, tree_features
@@ -36,6 +37,13 @@ class ByProbability(TreeHead):
 
     def forward(self, features: Tensor) -> Tensor:
         return features[..., 0].exp().clamp(1e-6, 1 - 1e-6).logit()
+
+
+class ByEntropy(TreeHead):
+    """A classifier that accepts nodes drawn from more uncertain distributions than Q[2]."""
+
+    def forward(self, features: Tensor) -> Tensor:
+        return torch.where(features[..., 1] > 0.85, 4.0, -4.0)
 
 
 class Rising(TreeHead):
@@ -65,6 +73,23 @@ def test_the_classifier_decides_which_nodes_are_drafted() -> None:
     shallow = drafted(C2T(ByDepth(1), threshold=0.5, depth=2, beam=3, nodes=20))
     assert shallow.parents.max() == -1
     assert drafted(C2T(ByDepth(0), threshold=0.5, depth=2, beam=3)).nodes == 0
+
+
+def test_the_entropy_is_that_of_the_distribution_with_the_token() -> None:
+    """0.90, 0.90 and 0.80 nats after tokens 0, 1 and 2."""
+    draft = drafted(C2T(ByEntropy(), threshold=0.5, depth=2, beam=3, nodes=20))
+    assert draft.tokens[0].tolist() == [0, 1, 2, 0, 1, 2, 2, 0, 1]
+    assert draft.parents[0, 3:].tolist() == [0, 0, 0, 1, 1, 1]
+
+
+def test_tokens_without_mass_are_not_drafted() -> None:
+    class Certain(Bigram):
+        def predict_first(self, context: Any, state: Any) -> Categorical:
+            return Categorical(torch.tensor([0.0, -math.inf, -math.inf]).expand(1, 1, 3))
+
+    shape = C2T(ByDepth(1), threshold=0.5, depth=1, beam=3)
+    draft = shape.grow(Certain(), context([0], vocabulary=3), None, None, Kind.DET).draft
+    assert draft.tokens[0].tolist() == [0]
 
 
 def test_a_node_is_drafted_only_below_drafted_nodes() -> None:
