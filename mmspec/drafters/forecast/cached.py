@@ -229,7 +229,7 @@ def parse_lists(name: str, given: Any, purpose: str, least: float = -math.inf) -
     """
     lists = given if isinstance(given, list | tuple) else [given]
     nested = [list(one) if isinstance(one, list | tuple) else one for one in lists]
-    nested = nested if nested and isinstance(nested[0], list) else [nested]
+    nested = nested if nested and all(isinstance(one, list) for one in nested) else [nested]
     if not all(nested):
         raise ValueError(
             f"{name}={format_value(given)} has an empty list; give one number for each, or drop "

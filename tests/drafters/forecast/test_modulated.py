@@ -139,7 +139,7 @@ def test_what_does_not_fit_is_refused() -> None:
     pipe = PIPELINES["sd3"]()
     with pytest.raises(ValueError, match="has no text stream, which TeaCache by the hooks"):
         draw(pipe, calling=mmspec.accelerate(pipe, "tea-cache"))
-    for wrong in ("flux", [], [[1.0], ["a"]], [float("nan")]):
+    for wrong in ("flux", [], [[1.0], ["a"]], [[1.0], 2.0], [float("nan")]):
         with pytest.raises(ValueError, match="coefficients="):
             mmspec.accelerate(pipe, "tea-cache", coefficients=wrong)
     flux = PIPELINES["flux"]()
