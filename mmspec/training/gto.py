@@ -260,6 +260,11 @@ class GroupTraining(HeadTraining):
         self, folder: Path, kinds: Sequence[DraftModelKind], target: Reader, **changes: Any
     ) -> nn.Module:
         """Load the head in a folder. Raises ValueError for other models and other targets."""
+        if target.device.type == "meta":
+            raise ValueError(
+                "a plan has no figures for the trees that gto has the target read in every step; "
+                "drop --dry-run, or plan the training of eagle-2 or eagle-3"
+            )
         head: Any = HeadTraining(self.begin, self.loss, check_head).load(
             folder, kinds, target, **changes
         )

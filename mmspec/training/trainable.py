@@ -120,7 +120,10 @@ class HeadTraining:
     def load(
         self, folder: Path, kinds: Sequence[DraftModelKind], target: Reader, **changes: Any
     ) -> nn.Module:
-        """Load the head in a folder. Raises ValueError for other models and other targets."""
+        """Load the head in a folder, without weights for a target on the meta device.
+
+        Raises ValueError for other models and other targets.
+        """
         if changes:
             raise ValueError(
                 f"--set {next(iter(changes))} applies to new heads only; drop it, or --head"
@@ -129,7 +132,11 @@ class HeadTraining:
         if kind is None:
             words = " or ".join(one.description for one in kinds)
             raise ValueError(f"{folder} holds no {words}; give --head the folder of one")
-        found: nn.Module = kind.load(folder, target, torch.float32)
+        found: nn.Module = (
+            kind.skeleton(folder, target)
+            if target.device.type == "meta"  # a dry run needs no weights
+            else kind.load(folder, target, torch.float32)
+        )
         check_signature(found, target)
         self.check(found, target)
         return found

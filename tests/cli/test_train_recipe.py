@@ -23,6 +23,7 @@ from mmspec.cli import main
 from mmspec.modalities.common.tiny_models import random_drafter
 from mmspec.models.heads.feature_head import load_head
 from mmspec.training.head_trainer import HeadTrainer
+from mmspec.training.heads import EAGLE
 from mmspec.zoo.scene import sample
 from mmspec.zoo.scene_tensors import render_pixels
 from tests.cli.running import fail, run
@@ -357,6 +358,20 @@ def test_a_dry_run_writes_and_loads_nothing(
     assert (one["questions"], one["pictures"], one["measured on, unreadable"]) == (7, 5, [7, 0])
     assert [bad["reason"][:16] for bad in one["bad rows"]] == ["names broken.png"]
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.exhaustive
+def test_a_dry_run_plans_for_the_head_in_a_folder(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader = mmspec.accelerate(str(root / "vlm"), "plain").session.bound.backbone
+    made: Any = EAGLE.begin(reader, torch.ones(reader.vocabulary), num_hidden_layers=2)
+    made.save_pretrained(head := tmp_path / "head")
+    asked = _train_command(root, tmp_path / "new", "--dry-run")
+    given = run(capsys, *asked, "--head", str(head))
+    assert given == run(capsys, *asked, "--set", "num_hidden_layers=2")
+    asked = _train_command(root, tmp_path / "new", "--dry-run", recipe="gto")
+    assert "plan has no figures for the trees" in fail(capsys, *asked, "--head", str(head))[1]
 
 
 @contextmanager
