@@ -31,7 +31,7 @@ def owl_loss(
     memory, total = head.begin(states), torch.zeros((), device=states.device)
     for step in range(min(steps, length)):
         inputs = torch.nn.functional.pad(embeds[:, step:], (0, 0, 0, step))
-        own, memory = head(inputs.flatten(0, 1)[:, None], states, memory)
+        own, memory = head(inputs.flatten(0, 1)[:, None], memory)
         real = read.real[:, step:]
         if bool(real.any()):
             own = own[:, 0].unflatten(0, read.real.shape)[:, : length - step]

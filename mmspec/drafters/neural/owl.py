@@ -72,9 +72,8 @@ class OwlDraft(LastStateModel):
         """Read tokens (B, n) after LSTM states (layers, R, n, S)."""
         rows, count = hidden.shape[1:3]
         embeds = self.backbone.embed(tokens).repeat(rows // len(tokens), 1, 1)
-        last = state.states[:, None].expand(-1, count, -1)
         memory = (hidden.flatten(1, 2), cell.flatten(1, 2))
-        out, memory = self.heads(embeds.flatten(0, 1)[:, None], last.flatten(0, 1), memory)
+        out, memory = self.heads(embeds.flatten(0, 1)[:, None], memory)
         new_hidden, new_cell = (one.unflatten(1, (rows, count)) for one in memory)
         state.levels.append((new_hidden, new_cell))
         logits = self.backbone.head(out[:, 0].unflatten(0, (rows, count)))

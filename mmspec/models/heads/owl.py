@@ -5,10 +5,11 @@ inputs". It reads one state of the target, that of the token before the newest o
 nothing, so a draft costs the same after any context:
 
     (h, c) = tanh(W s + b) of state s of token t
-    step i    embedding of token t + 1 + i -> LSTM -> norm(W h + s) -> the target's output head
+    step i    embedding of token t + 1 + i -> LSTM -> norm(W h) -> the target's output head
 
 Step i predicts token t + 2 + i. Embedding table and output head are the target's. Reconstructed:
-the projections. Left out: the [SPEC] token whose state the paper's verifier computes for it.
+the projections; s is not added to W h, as s alone predicts token t + 1. Left out: the [SPEC] token
+whose state the paper's verifier computes for it.
 """
 
 from __future__ import annotations
@@ -80,11 +81,11 @@ class OwlHead(PreTrainedModel):
         return hidden.contiguous(), cell.contiguous()
 
     def forward(
-        self, embeds: Tensor, states: Tensor, memory: tuple[Tensor, Tensor]
+        self, embeds: Tensor, memory: tuple[Tensor, Tensor]
     ) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """States (n, q, D) after tokens of these embeddings (n, q, D), and the LSTM's own.
 
-        `states` (n, D) are the target's, `memory` is the LSTM's (layers, n, S) before the tokens.
+        `memory` is the LSTM's (layers, n, S) before the tokens.
         """
         out, memory = self.lstm(embeds, memory)
-        return self.norm(self.out(out) + states[:, None]), memory
+        return self.norm(self.out(out)), memory

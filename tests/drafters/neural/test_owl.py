@@ -20,9 +20,10 @@ from mmspec.models.heads.owl import OwlHead, OwlHeadConfig
 from mmspec.models.loading import random_model
 from mmspec.training.heads import TrainingExample, read_example
 from mmspec.training.losses import soft_cross_entropy
-from mmspec.training.owl import owl_loss
+from mmspec.training.owl import OWL, new_owl, owl_loss
+from mmspec.training.trainable import train_head
 from tests import toys
-from tests.drafters.heads import Late, RecordedDistribution, Recorder, paths
+from tests.drafters.heads import Late, RecordedDistribution, Recorder, endless, paths
 from tests.drafters.state_heads import ROOM, lesson, target
 from tests.toys.readers import backbone
 
@@ -45,7 +46,7 @@ def owl(family: str, **parts: Any) -> OwlHead:
 
 def along(head: OwlHead, state: Tensor, embeds: Tensor) -> Tensor:  # (D,), (n, D) -> (D,)
     """The head's state after some tokens, in one run."""
-    states: Tensor = head(embeds[None], state[None], head.begin(state[None]))[0]
+    states: Tensor = head(embeds[None], head.begin(state[None]))[0]
     return states[0, -1]
 
 
@@ -109,6 +110,22 @@ def test_the_loss_by_hand() -> None:
                     found.append(soft_cross_entropy(own[None], wanted[None]))
         expected = expected + 0.9**step * torch.stack(found).mean()
     assert_close(owl_loss(reader, head, given, steps=3), expected, atol=1e-3, rtol=1e-4)
+
+
+def test_training_approaches_the_targets_distributions() -> None:
+    """At the default rate; the state of token t, added to the output, predicts token t + 1."""
+    example, reader = lesson("llava", 3), backbone(target("llava"))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        head = new_owl(reader, torch.zeros(0))
+    with torch.no_grad():
+        wanted = reader.head(read_example(reader, example, "hidden").next).flatten(0, 1)
+        least = soft_cross_entropy(wanted, wanted)  # of one step
+        first = owl_loss(reader, head, example, steps=1) - least
+    train_head(OWL, reader, head, endless(example), steps=20)
+    with torch.no_grad():
+        last = owl_loss(reader, head, example, steps=1) - least
+    assert 0 < last < 0.3 * first
 
 
 def test_settings_that_mean_nothing_are_refused() -> None:
