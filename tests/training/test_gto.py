@@ -169,12 +169,12 @@ def test_training_lowers_the_loss_and_saves_the_head_alone(maker: str, tmp_path:
     training = replace(GTO, loss=partial(group_loss, group=3, tree=SMALL))
     trainer = HeadTrainer(training, reader, pair, TrainingSettings(6, 2e-3, muon=True))
     torch.manual_seed(0)
-    usual = [float(group_loss(reader, pair, example, tree=SMALL, weight=0.0).detach())]
+    usual = [float(group_loss(reader, pair, example, 1, SMALL, weight=0.0).detach())]
     before = {name: one.clone() for name, one in pair.reference.named_parameters()}
     for _ in range(6):
         trainer.step([lambda: example])
     torch.manual_seed(0)
-    usual.append(float(group_loss(reader, pair, example, tree=SMALL, weight=0.0).detach()))
+    usual.append(float(group_loss(reader, pair, example, 1, SMALL, weight=0.0).detach()))
     assert usual[1] < 0.95 * usual[0]
     assert all(torch.equal(one, before[name]) for name, one in pair.reference.named_parameters())
     trainer.trained_head().save_pretrained(new)
