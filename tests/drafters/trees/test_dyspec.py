@@ -17,8 +17,10 @@ from mmspec.draft import Draft, Kind
 from mmspec.drafters.draft_model import DraftModel, DraftNodes
 from mmspec.drafters.trees.dyspec import DySpec
 from mmspec.drafters.trees.level_tree import Children, Ranking
+from mmspec.trees import Tree
 from mmspec.verifiers.enumeration import Enumeration, ancestral_joint, enumerate_verdicts
 from mmspec.verifiers.recursive import Recursive
+from mmspec.verifiers.traversal import Traversal
 from tests import toys
 from tests.drafters.driving import context
 from tests.partners import noisy
@@ -136,6 +138,27 @@ def test_a_threshold_ends_branches_and_stays_exact() -> None:
 @pytest.mark.parametrize("nodes", [4, 6])
 def test_three_levels(nodes: int) -> None:
     assert error(DySpec(depth=3, beam=2, nodes=nodes)) < 1e-12
+
+
+@pytest.mark.exhaustive
+def test_single_rows_are_exact_from_the_leaves_too() -> None:
+    """`Traversal` takes one topology at a time; which one it is depends on the draws."""
+    shape = DySpec(depth=2, beam=2, nodes=4)
+    draft, weight, _ = enumerated(shape)
+    topologies, own = draft.parents.unique(dim=0, return_inverse=True)
+    assert len(topologies) > 1
+    joint = torch.zeros(3, 3, 3, dtype=torch.float64)
+    for place, parents in enumerate(topologies.tolist()):
+        rows = own == place
+        assert draft.distribution is not None
+        one = Draft.from_tree(
+            Tree(tuple(parents)), draft.tokens[rows], Kind.WOR, draft.distribution[rows]
+        )
+        joint += enumerate_verdicts(
+            lambda path: P[path[-1] if path else 0], one, weight[rows], Traversal()
+        ).joint
+    wanted = ancestral_joint(lambda path: P[path[-1] if path else 0], 3)
+    torch.testing.assert_close(joint, wanted, atol=1e-12, rtol=0)
 
 
 def by_heap(draws: dict[tuple[int, ...], list[int]], nodes: int) -> set[tuple[int, ...]]:
