@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,8 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from mmspec.drafters.lookup.branches import BranchedLookup, RowGuesses
+from mmspec.drafters.lookup.branches import BranchedLookup, RowGuesses, make_branches
 from mmspec.drafters.lookup.datastore import Datastore
-from mmspec.drafters.lookup.retrieved_tree import nodes_of
 from mmspec.errors import check_number
 from mmspec.recipe import Kit
 
@@ -138,13 +137,4 @@ def branches_of_table(kit: Kit) -> BranchedLookup:
     for store in (table, datastore):
         if store is not None:
             store.check_vocabulary(kit.target.vocabulary)
-    ignore: Collection[int] = frozenset(kit.target.visual_ids)
-    return BranchedLookup(
-        TableGuesses(table),
-        nodes_of(kit),
-        width=kit.options["width"],
-        length=kit.options["length_of_branch"],
-        longest=kit.options["longest"],
-        ignore=ignore,
-        stores=StoredContinuations(datastore, table),
-    )
+    return make_branches(kit, TableGuesses(table), StoredContinuations(datastore, table))

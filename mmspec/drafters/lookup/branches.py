@@ -158,16 +158,24 @@ class BranchState:
 
 def branches_of_logits(kit: Kit) -> Drafter:
     """Continuations of the runners-up of the last token."""
-    return _build(kit, LastLogits())
+    return make_branches(kit, LastLogits())
 
 
 def branches_of_candidates(kit: Kit) -> Drafter:
     """Continuations of the target's candidates after the last token."""
-    return _build(kit, Candidates())
+    return make_branches(kit, Candidates())
 
 
-def _build(kit: Kit, guesses: Guesses) -> Drafter:
+def make_branches(
+    kit: Kit,
+    guesses: Guesses,
+    stores: Callable[[Sequence[int], int], list[int]] | None = None,
+) -> BranchedLookup:
+    """A lookup of the sizes that the recipe's options give. Raises ValueError for invalid ones."""
     sizes = {name: kit.options[name] for name in ("width", "length_of_branch", "longest")}
     length = sizes.pop("length_of_branch")
+    check_number("length_of_branch", length, 1, whole=True, example=6)
     ignore = frozenset(kit.target.visual_ids)
-    return BranchedLookup(guesses, nodes_of(kit), length=length, ignore=ignore, **sizes)
+    return BranchedLookup(
+        guesses, nodes_of(kit), length=length, ignore=ignore, stores=stores, **sizes
+    )

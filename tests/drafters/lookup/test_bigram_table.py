@@ -88,6 +88,8 @@ def test_what_has_no_table_is_refused() -> None:
     table = BigramTable(torch.tensor([[999]], dtype=torch.int32))
     with pytest.raises(ValueError, match="table has token id 999, but the target"):
         mmspec.accelerate(toys.model("llama"), "ngrammys", table=table)
+    with pytest.raises(ValueError, match="length_of_branch=0 must be"):
+        mmspec.accelerate(toys.model("llama"), "ngrammys", length_of_branch=0)
     with pytest.raises(ValueError, match="width=10000 is more than"):
         BigramTable.of(toys.model("llama"), width=10_000)
     with pytest.raises(ValueError, match="does not continue a text"):
