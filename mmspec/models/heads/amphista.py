@@ -25,6 +25,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from mmspec.errors import check_number
 from mmspec.models.heads.medusa import MedusaBlock, init_block
 from mmspec.models.heads.state_head import (
+    ALL_FUSED,
     SlotMarks,
     SlotRotaryEmbedding,
     StateHead,
@@ -45,6 +46,7 @@ class AmphistaHeadConfig(StateHeadConfig):
     supported_choices: ClassVar[frozenset[str]] = frozenset(
         ("visual_slots", "positions", "visual_keep")
     )
+    supported_slots: ClassVar[tuple[str, ...]] = ALL_FUSED
 
     num_hidden_layers: int = 2
     num_heads: int = 4
@@ -53,11 +55,6 @@ class AmphistaHeadConfig(StateHeadConfig):
         super().__post_init__(**kwargs)
         check_number("num_heads", self.num_heads, 1, MAX_HEADS, whole=True)
         check_number("num_hidden_layers", self.num_hidden_layers, 1, self.num_heads, whole=True)
-        if self.visual_slots in ("raw", "compressed"):
-            raise ValueError(
-                f"visual_slots={self.visual_slots!r} bypasses the fusion that every adaptation "
-                "layer begins with; give 'fused', 'placeholder' or 'hidden'"
-            )
 
 
 class AdaptationStage(nn.Module):

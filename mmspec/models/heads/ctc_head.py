@@ -24,6 +24,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMS
 from mmspec.errors import check_number
 from mmspec.models.heads.medusa import MedusaBlock, init_block
 from mmspec.models.heads.state_head import (
+    ALL_FUSED,
     SlotMarks,
     SlotRotaryEmbedding,
     StateHead,
@@ -41,6 +42,7 @@ class CtcHeadConfig(StateHeadConfig):
     supported_choices: ClassVar[frozenset[str]] = frozenset(
         ("visual_slots", "positions", "visual_keep")
     )
+    supported_slots: ClassVar[tuple[str, ...]] = ALL_FUSED
 
     num_hidden_layers: int = 1
     num_slots: int = 8
@@ -50,11 +52,6 @@ class CtcHeadConfig(StateHeadConfig):
         super().__post_init__(**kwargs)
         check_number("num_slots", self.num_slots, 1, MAX_SLOTS, whole=True)
         check_number("num_labels", self.num_labels, 1, self.num_slots, whole=True)
-        if self.visual_slots in ("raw", "compressed"):
-            raise ValueError(
-                f"visual_slots={self.visual_slots!r} bypasses the fusion before the layer; give "
-                "'fused', 'placeholder' or 'hidden'"
-            )
 
 
 class CtcHead(StateHead):

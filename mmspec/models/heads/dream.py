@@ -31,6 +31,7 @@ from transformers.models.llama.modeling_llama import (
 
 from mmspec import _hf_cache
 from mmspec.models.heads.state_head import (
+    ALL_FUSED,
     CHOICES,
     SlotMarks,
     SlotRotaryEmbedding,
@@ -50,6 +51,7 @@ class DreamHeadConfig(StateHeadConfig):
 
     model_type = "dream_head"
     supported_choices: ClassVar[frozenset[str]] = CHOICES - {"sliding_window"}
+    supported_slots: ClassVar[tuple[str, ...]] = ALL_FUSED
 
     num_hidden_layers: int = 3
 
@@ -58,11 +60,6 @@ class DreamHeadConfig(StateHeadConfig):
         if self.num_hidden_layers != 3:
             raise ValueError(
                 f"num_hidden_layers={self.num_hidden_layers}, but a DREAM head has 3; drop it"
-            )
-        if self.visual_slots in ("raw", "compressed"):
-            raise ValueError(
-                f"visual_slots={self.visual_slots!r} bypasses a fusion, and a DREAM head has none; "
-                "give 'fused', 'placeholder' or 'hidden', and visual_keep= to read fewer slots"
             )
 
 

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -32,6 +32,7 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3Decode
 
 from mmspec.models.heads.draft_vocabulary import DraftVocabulary
 from mmspec.models.heads.state_head import (
+    ALL_FUSED,
     SlotMarks,
     SlotRotaryEmbedding,
     StateHead,
@@ -59,6 +60,7 @@ class Eagle3HeadConfig(StateHeadConfig):
     """
 
     model_type = "eagle3_head"
+    supported_slots: ClassVar[tuple[str, ...]] = ALL_FUSED
 
     num_hidden_layers: int = 1
     draft_vocab_size: int | None = None
@@ -76,11 +78,6 @@ class Eagle3HeadConfig(StateHeadConfig):
             raise ValueError(
                 f"tapped_layers={list(self.tapped_layers)} does not have num_taps={self.num_taps} "
                 "entries; make both agree"
-            )
-        if self.visual_slots in ("raw", "compressed"):
-            raise ValueError(
-                f"visual_slots={self.visual_slots!r} bypasses the fusion, but an EAGLE-3 head adds "
-                "its layer to the fused state; give 'fused', 'placeholder' or 'hidden'"
             )
         if self.norm_before_fc and self.fc_norm:
             raise ValueError(

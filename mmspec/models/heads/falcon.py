@@ -26,6 +26,7 @@ from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 
 from mmspec.errors import check_number
 from mmspec.models.heads.state_head import (
+    ALL_FUSED,
     SlotMarks,
     SlotRotaryEmbedding,
     StateHead,
@@ -44,6 +45,7 @@ class FalconHeadConfig(StateHeadConfig):
     supported_choices: ClassVar[frozenset[str]] = frozenset(
         ("visual_slots", "positions", "visual_keep")
     )
+    supported_slots: ClassVar[tuple[str, ...]] = ALL_FUSED
 
     num_hidden_layers: int = 1
     block: int = 3
@@ -57,11 +59,6 @@ class FalconHeadConfig(StateHeadConfig):
             raise ValueError(
                 f"num_hidden_layers={self.num_hidden_layers}, but keys of a second layer would "
                 "depend on where blocks begin; give 1, and more lstm_layers"
-            )
-        if self.visual_slots in ("raw", "compressed"):
-            raise ValueError(
-                f"visual_slots={self.visual_slots!r} bypasses the fusion before the LSTM; give "
-                "'fused', 'placeholder' or 'hidden'"
             )
 
 

@@ -31,6 +31,7 @@ from mmspec.errors import check_number
 from mmspec.models.heads.dream import StateAttention
 from mmspec.models.heads.kangaroo import AttentionLayer
 from mmspec.models.heads.state_head import (
+    ALL_FUSED,
     SlotMarks,
     SlotRotaryEmbedding,
     StateHead,
@@ -51,6 +52,7 @@ class MixtureOfAttentionsConfig(StateHeadConfig):
     supported_choices: ClassVar[frozenset[str]] = frozenset(
         ("tapped_layers", "visual_slots", "positions", "visual_keep")
     )
+    supported_slots: ClassVar[tuple[str, ...]] = ALL_FUSED
 
     num_hidden_layers: int = 2
     num_taps: int = 3
@@ -67,11 +69,6 @@ class MixtureOfAttentionsConfig(StateHeadConfig):
             raise ValueError(
                 f"tapped_layers={list(self.tapped_layers)} does not have num_taps={self.num_taps} "
                 "entries; make both agree"
-            )
-        if self.visual_slots in ("raw", "compressed"):
-            raise ValueError(
-                f"visual_slots={self.visual_slots!r} bypasses a fusion, and this head has none; "
-                "give 'fused', 'placeholder' or 'hidden', and visual_keep= to read fewer slots"
             )
 
 

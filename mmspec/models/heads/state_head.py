@@ -33,6 +33,7 @@ _THETA = 10_000.0
 _SECTIONS = ("mrope_section", "mrope_interleaved")
 _BY_LENGTH = ("dynamic", "longrope")  # rope types whose frequencies depend on the length
 VISUAL_SLOTS = ("fused", "placeholder", "raw", "hidden", "compressed")
+ALL_FUSED = ("fused", "placeholder", "hidden")  # of heads without a path around the fusion
 POSITIONS = ("keep", "compact", "mrope")
 CHOICES = frozenset(
     ("tapped_layers", "visual_slots", "positions", "num_steps", "visual_keep", "sliding_window")
@@ -57,11 +58,12 @@ class StateHeadConfig(LlamaConfig):
     - `sliding_window`: number of slots that a layer attends to, its own included; None = all. It is
       that of the layers with "sliding_attention" in `layer_types` (None = of all layers).
 
-    Classes list the fields that they support in `supported_choices`; non-default values of the
-    others raise ValueError.
+    Classes list the fields that they support in `supported_choices`, and values of `visual_slots`
+    in `supported_slots`; others raise ValueError.
     """
 
     supported_choices: ClassVar[frozenset[str]] = CHOICES
+    supported_slots: ClassVar[tuple[str, ...]] = VISUAL_SLOTS
 
     tapped_layers: list[int] | tuple[int, ...] | None = None
     visual_slots: str = "fused"
@@ -82,10 +84,12 @@ class StateHeadConfig(LlamaConfig):
                 raise ValueError(
                     f"{name}={given!r} has no effect in {type(self).__name__}; leave it out"
                 )
-        for name, known in (("visual_slots", VISUAL_SLOTS), ("positions", POSITIONS)):
+        choices = (("visual_slots", self.supported_slots), ("positions", POSITIONS))
+        for name, known in choices:
             if getattr(self, name) not in known:
                 raise ValueError(
-                    f"{name}={getattr(self, name)!r} is not known; choose one of {', '.join(known)}"
+                    f"{name}={getattr(self, name)!r} is not possible in {type(self).__name__}; "
+                    f"choose one of {', '.join(known)}"
                 )
         if not 0 < self.visual_keep <= 1:
             raise ValueError(f"visual_keep={self.visual_keep} must be in (0, 1]")

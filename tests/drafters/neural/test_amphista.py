@@ -113,7 +113,7 @@ def test_settings_that_mean_nothing_are_refused() -> None:
     for parts, words in (
         ({"num_heads": 0}, "num_heads=0 must be"),
         ({"num_heads": 2, "num_hidden_layers": 3}, "num_hidden_layers=3 must be"),
-        ({"visual_slots": "raw"}, "give 'fused', 'placeholder' or 'hidden'"),
+        ({"visual_slots": "raw"}, "choose one of fused, placeholder, hidden"),
         ({"sliding_window": 4}, "no effect"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -193,7 +193,7 @@ def test_other_shapes_and_settings_are_refused() -> None:
     for parts, words in (
         ({"num_slots": 0}, "num_slots=0 must be"),
         ({"num_slots": 2, "num_labels": 3}, "num_labels=3 must be"),
-        ({"visual_slots": "raw"}, "give 'fused', 'placeholder' or 'hidden'"),
+        ({"visual_slots": "raw"}, "choose one of fused, placeholder, hidden"),
         ({"sliding_window": 4}, "no effect"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -231,7 +231,7 @@ def test_other_shapes_and_settings_are_refused() -> None:
         ({"block": 0}, "block=0 must be"),
         ({"lstm_layers": 0}, "lstm_layers=0 must be"),
         ({"num_hidden_layers": 2}, "give 1, and more lstm_layers"),
-        ({"visual_slots": "compressed"}, "give 'fused', 'placeholder' or 'hidden'"),
+        ({"visual_slots": "compressed"}, "choose one of fused, placeholder, hidden"),
         ({"sliding_window": 4}, "no effect"),
     ):
         with pytest.raises(ValueError, match=words):

@@ -163,7 +163,7 @@ def test_settings_that_mean_nothing_are_refused() -> None:
         ({"num_taps": 0}, "num_taps=0 must be"),
         ({"num_taps": 2, "tapped_layers": [1]}, "make both agree"),
         ({"num_hidden_layers": 3}, "this head has 2"),
-        ({"visual_slots": "raw"}, "give 'fused', 'placeholder' or 'hidden'"),
+        ({"visual_slots": "raw"}, "choose one of fused, placeholder, hidden"),
         ({"sliding_window": 4}, "no effect"),
     ):
         with pytest.raises(ValueError, match=words):

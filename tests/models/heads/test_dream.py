@@ -288,7 +288,7 @@ def test_two_pictures_and_text_alone_are_the_targets_own() -> None:
     [
         ({"visual_keep": 0.0}, "visual_keep=0.0 must be in"),
         ({"visual_keep": 0.5, "visual_slots": "hidden"}, "leaves no image slots"),
-        ({"visual_slots": "raw"}, "bypasses a fusion"),
+        ({"visual_slots": "raw"}, "choose one of fused, placeholder, hidden"),
         ({"num_hidden_layers": 1}, "a DREAM head has 3"),
     ],
 )

@@ -341,12 +341,12 @@ def test_a_vector_is_told_to_what_follows_its_picture() -> None:
 @pytest.mark.parametrize(
     ("maker", "parts", "message"),
     [
-        ("feature", {"visual_slots": "seen"}, "visual_slots='seen' is not known; choose one of"),
-        ("feature", {"positions": "late"}, "positions='late' is not known"),
+        ("feature", {"visual_slots": "seen"}, "visual_slots='seen' is not possible"),
+        ("feature", {"positions": "late"}, "positions='late' is not possible"),
         ("feature", {"visual_slots": "compressed"}, "'compressed' needs exactly one of them"),
         ("feature", {"num_q": 2}, "others need none"),
         ("feature", {"positions": "mrope"}, "needs an mrope_section in rope_parameters"),
-        ("eagle3", {"visual_slots": "raw"}, "an EAGLE-3 head adds its layer to the fused state"),
+        ("eagle3", {"visual_slots": "raw"}, "'raw' is not possible in Eagle3HeadConfig"),
         ("eagle3", {"tapped_layers": [1, 2]}, r"\[1, 2\] does not have num_taps=3"),
         ("eagle3", {"target_hidden_size": 32}, "cannot read image embeddings"),
         ("eagle3", {"norm_before_fc": True, "fc_norm": True}, "both norm the features"),
