@@ -33,7 +33,7 @@ from mmspec.training.trainable import train_head
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
-from tests.drafters.heads import RecordedDistribution, Recorder, paths
+from tests.drafters.heads import RecordedDistribution, Recorder, endless, paths
 from tests.drafters.state_heads import ROOM, lesson, target, true_slots
 from tests.toys.readers import backbone
 
@@ -169,11 +169,7 @@ def test_training_raises_acceptance_over_two_blocks() -> None:
     torch.manual_seed(0)
     head = new_head("llava")
 
-    def endless() -> Iterator[TrainingExample]:
-        while True:
-            yield example
-
-    train_head(SPECFLASH, reader, head, endless(), 150, rate=5e-3)
+    train_head(SPECFLASH, reader, head, endless(example), 150, rate=5e-3)
     fast = mmspec.accelerate(target("llava"), "specflash", drafter=head, length=2 * BLOCK)
     stats = fast.generate(**example.inputs, max_new_tokens=ROOM, do_sample=False).stats
     assert sum(stats.acceptance_histogram[BLOCK + 1 :]) > 0
