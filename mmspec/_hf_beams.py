@@ -10,10 +10,16 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor
 from transformers import GenerationConfig, GenerationMixin, StoppingCriteriaList
 
 UNSTARTED = -1e9  # score of beams that do not exist yet, as in `generate()`
+
+# Since this release `generate()` sorts drawn continuations by their scores, so beams that end are
+# the best of all draws; before, they were the first ones drawn.
+SORTS_DRAWS = Version(transformers.__version__) >= Version("5.24")
 
 
 class PathNoise(Protocol):
@@ -36,8 +42,8 @@ class BeamSearch:
 
     With `noise`, of N equal keys at first, continuations are drawn without replacement from the
     softmax of their scores, as `do_sample=True` draws them: those with the largest sums of score
-    and Gumbel noise, in this order (Kool et al. 2019). The noise of a continuation depends on its
-    tokens alone, so a search is the same whatever was drafted.
+    and Gumbel noise (Kool et al. 2019), in the order of `SORTS_DRAWS`. The noise of a continuation
+    depends on its tokens alone, so a search is the same whatever was drafted.
     """
 
     def __init__(
@@ -109,6 +115,8 @@ class BeamSearch:
                 "different continuations, but fewer have a probability above 0; give a larger "
                 "top_k or top_p, or fewer beams"
             )
+        if self.noise is not None and SORTS_DRAWS:
+            chosen = chosen[total[chosen].argsort(descending=True)]
         self.select(total, chosen)
 
     def select(self, total: Tensor, chosen: Tensor) -> None:  # (N * V,), (candidates,)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 import mmspec
-from mmspec._hf_beams import BeamSearch
+from mmspec._hf_beams import SORTS_DRAWS, BeamSearch
 from mmspec.drafters.beams import ModelBeams, make_beam_drafter
 from mmspec.modalities.common import beam_generation
 from mmspec.modalities.common.tiny_models import tiny_llama
@@ -252,9 +252,10 @@ def order_probabilities(scores: Tensor, count: int) -> dict[tuple[int, ...], flo
 def best_of_two_tokens(model: Any, prompt: list[int]) -> dict[tuple[int, int], float]:
     """The distribution of the returned sequence of `generate(do_sample=True, num_beams=2)`.
 
-    A step draws four continuations without replacement and goes on with the best two of them; the
-    last one ends those that were drawn first and second, of which the better one is returned.
+    A step draws four continuations without replacement and goes on with the best two of them. The
+    last one returns the best of all draws, before transformers 5.24 the better of the first two.
     """
+    looked_at = 4 if SORTS_DRAWS else 2
 
     def following(tokens: list[int]) -> Tensor:
         logits: Tensor = model(torch.tensor([[*prompt, *tokens]])).logits[0, -1]
@@ -264,8 +265,8 @@ def best_of_two_tokens(model: Any, prompt: list[int]) -> dict[tuple[int, int], f
     for drawn, mass in order_probabilities(first, 4).items():
         beams = sorted(drawn, key=lambda token: -float(first[token]))[:2]
         scores = torch.cat([first[token] + following([token]) for token in beams])
-        for (one, two), share in order_probabilities(scores, 2).items():
-            best = one if scores[one] >= scores[two] else two
+        for last, share in order_probabilities(scores, looked_at).items():
+            best = max(last, key=lambda one: float(scores[one]))
             key = (beams[best // len(first)], best % len(first))
             found[key] = found.get(key, 0.0) + mass * share
     return found
