@@ -104,9 +104,10 @@ class _Running:
         left = max(search.config.max_length - search.length for search in active) - 1
         keys = [search.noise.key for search in parts.searches if search.noise is not None]
         noise = Keys(torch.stack(keys)) if keys else None
-        draft = self._guard(lambda: self.drafter.propose(self.tree, scores, left, noise))
+        ids = [search.sequences[0, :, : search.length] for search in parts.searches]
+        draft = self._guard(lambda: self.drafter.propose(self.tree, scores, left, ids, noise))
         if draft is None:
-            draft = self.drafter.propose(self.tree, scores, left, noise)
+            draft = self.drafter.propose(self.tree, scores, left, ids, noise)
         clock.to("verify")
         logits = read_branches(parts.target.backbone, self.memory, draft.tree, draft.first)
         verdict = parts.verifier.verify(parts.searches, draft, logits)

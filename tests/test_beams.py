@@ -221,13 +221,37 @@ def test_sampled_beams_are_drafted_as_the_target_draws_them(
     """A copy of the target drafts most of its beams only with its noise and its warpers."""
     propose, make = ModelBeams.propose, make_beam_drafter
     if left_out == "noise":
-        monkeypatch.setattr(ModelBeams, "propose", lambda self, *a: propose(self, *a[:3]))
+        monkeypatch.setattr(ModelBeams, "propose", lambda self, *a: propose(self, *a[:4]))
     if left_out == "warpers":
         monkeypatch.setattr(beam_generation, "make_beam_drafter", lambda *a: make(*a[:5]))
     fast = mmspec.accelerate(toys.model("llama"), "coupled", drafter=noisy("llama", 0.0))
     settings = {"num_beams": 2, "do_sample": True, "temperature": temperature, "seed": 3}
     out = fast.generate(**toys.inputs("llama", seed=1), max_new_tokens=17, **settings)
     assert (out.stats.target_calls <= 7) == (left_out == "nothing")
+
+
+@pytest.mark.parametrize("reads_processors", [True, False])
+def test_constrained_beams_are_drafted_among_allowed_tokens(
+    reads_processors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A list of items: the function is only asked about prefixes of items, and few calls do."""
+    model, request = toys.model("llama"), toys.inputs("llama", seed=1)
+    length = request["input_ids"].shape[1]
+    items = [tuple((7 * item + 11 * place) % 80 + 10 for place in range(4)) for item in range(40)]
+
+    def allowed(row: int, ids: Tensor) -> list[int]:
+        begun = tuple(ids[length:].tolist())
+        return sorted({item[len(begun)] for item in items if item[: len(begun)] == begun})
+
+    if not reads_processors:
+        make = make_beam_drafter
+        monkeypatch.setattr(beam_generation, "make_beam_drafter", lambda *a: make(*a[:5]))
+    settings = {"max_new_tokens": 4, "num_beams": 3, "prefix_allowed_tokens_fn": allowed}
+    fast = mmspec.accelerate(model, "coupled", drafter=noisy("llama"))
+    out = fast.generate(**request, **settings)
+    assert torch.equal(out.sequences, model.generate(**request, **settings, do_sample=False))
+    assert out.stats.fallback is None
+    assert (out.stats.target_calls == 1) == reads_processors
 
 
 def test_sampled_beams_among_drafted_ones_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:

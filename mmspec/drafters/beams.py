@@ -2,7 +2,8 @@
 
 The drafted nodes of a level are the best continuations of all beams together (AtSpeed, Lin et al.
 2025), by the target's score of a beam plus the draft model's log probabilities. Sampled beams are
-drafted with the noise that the target's are drawn with.
+drafted with the noise that the target's are drawn with, and all of them with the target's own
+logits processors, so constrained beams are drafted among allowed tokens.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from mmspec._hf_beams import UNSTARTED
 from mmspec.distributions.noise import Keys
 from mmspec.draft import Drafter
 from mmspec.drafters.neural.small_model import Autoregressive, SmallModel
@@ -35,11 +37,17 @@ class BeamDrafter(ABC):
 
     @abstractmethod
     def propose(
-        self, tree: Branches, scores: Tensor, left: int, noise: Keys | None = None
+        self,
+        tree: Branches,
+        scores: Tensor,
+        left: int,
+        sequences: Sequence[Tensor],
+        noise: Keys | None = None,
     ) -> BeamDraft:
         """A draft after the last N nodes of the tree, beams of the `scores` (B, N).
 
-        At most `left` further tokens are needed; `noise` (B, N) are the keys of sampled beams.
+        At most `left` further tokens are needed; `sequences` (N, L) of every row are the ids of its
+        beams, prompt included, and `noise` (B, N) the keys of sampled beams.
         """
 
     @property
@@ -59,7 +67,12 @@ class NoBeamDraft(BeamDrafter):
         return
 
     def propose(
-        self, tree: Branches, scores: Tensor, left: int, noise: Keys | None = None
+        self,
+        tree: Branches,
+        scores: Tensor,
+        left: int,
+        sequences: Sequence[Tensor],
+        noise: Keys | None = None,
     ) -> BeamDraft:
         count = scores.shape[1]
         return BeamDraft(tree, tree.nodes - count, count)
@@ -75,9 +88,9 @@ class ModelBeams(BeamDrafter):
         width: int,
         eos: Sequence[int],
         vocabulary: int,
-        warpers: Sequence[Any] = (),
+        processors: Sequence[Sequence[Any]] = (),
     ) -> None:
-        self.model, self.depth, self.width, self.warpers = model, depth, width, list(warpers)
+        self.model, self.depth, self.width, self.processors = model, depth, width, processors
         self.eos, self.vocabulary = list(eos), vocabulary
         self.memory: Any = None
         self.num_read = 0  # nodes of the last draft that the draft model has read
@@ -89,19 +102,28 @@ class ModelBeams(BeamDrafter):
             raise ValueError(_unbranched(self.model.backbone, "draft model"))
 
     def propose(
-        self, tree: Branches, scores: Tensor, left: int, noise: Keys | None = None
+        self,
+        tree: Branches,
+        scores: Tensor,
+        left: int,
+        sequences: Sequence[Tensor],
+        noise: Keys | None = None,
     ) -> BeamDraft:
         count = scores.shape[1]
         first, width = tree.nodes - count, self.width * count
-        depth, front, first_level = min(self.depth, left), count, None
-        for _ in range(depth):
+        depth, front, first_level = 0, count, None
+        while depth < min(self.depth, left):
             logits = read_branches(self.model.backbone, self.memory, tree, self.known)
             self.known = tree.nodes
             log_probs = self._log_probs(logits[:, -front:].to(scores.device))
+            self._process(log_probs, scores, sequences)
+            log_probs[..., self.eos] = -torch.inf
             total = (scores[..., None] + log_probs).flatten(1)
             first_level = log_probs.flatten(1) if first_level is None else first_level
             noisy = total if noise is None else total + noise.gumbel(self.vocabulary).flatten(1)
-            best = noisy.topk(min(width, total.shape[1]), -1).indices
+            best = noisy.topk(self._count_best(total, width), -1).indices
+            if not best.shape[1]:
+                break
             scores, above, tokens = (
                 total.gather(1, best),
                 best // self.vocabulary,
@@ -109,20 +131,39 @@ class ModelBeams(BeamDrafter):
             )
             if noise is not None:
                 noise = noise.extend(above, tokens)
+            if self.processors:
+                sequences = [
+                    torch.cat((ids[parents], added[:, None]), 1)
+                    for ids, parents, added in zip(sequences, above, tokens, strict=True)
+                ]
             tree = tree.extend(tokens, above + (tree.nodes - front))
-            front = best.shape[1]
+            front, depth = best.shape[1], depth + 1
         self.num_read = self.known
         return BeamDraft(tree, first, count, front if depth else 0, first_level)
 
     def _log_probs(self, logits: Tensor) -> Tensor:  # (B, n, V') -> (B, n, V)
-        """Of tokens that do not end a beam, over the target's vocabulary."""
+        """Over the target's vocabulary."""
         missing = self.vocabulary - logits.shape[-1]  # negative = cut
         padded = functional.pad(logits.float(), (0, missing), value=-torch.inf)
-        found = padded.log_softmax(-1)
-        for warper in self.warpers:
-            found = warper(None, found.flatten(0, 1)).view(found.shape)
-        found[..., self.eos] = -torch.inf
-        return found
+        return padded.log_softmax(-1)
+
+    def _process(self, log_probs: Tensor, scores: Tensor, sequences: Sequence[Tensor]) -> None:
+        """Apply the processors of each row in place, where a beam (B, n) can be chosen.
+
+        A user's function is not called with a prefix that it excludes.
+        """
+        for row, processors in enumerate(self.processors):
+            is_live = scores[row] > UNSTARTED / 2
+            found = log_probs[row, is_live]
+            for processor in processors if len(found) else ():
+                found = processor(sequences[row][is_live], found)
+            log_probs[row, is_live] = found
+
+    def _count_best(self, total: Tensor, width: int) -> int:  # (B, n * V)
+        """Nodes of a level: `width`, or fewer where processors leave fewer continuations."""
+        if not self.processors:
+            return min(width, total.shape[1])
+        return min(width, int((total > UNSTARTED / 2).sum(1).max()))
 
     @property
     def num_committable(self) -> int:
@@ -140,11 +181,12 @@ def make_beam_drafter(
     vocabulary: int,
     recipe: str,
     num_beams: int,
-    warpers: Sequence[Any] = (),
+    processors: Sequence[Sequence[Any]] = (),
 ) -> BeamDrafter:
     """The drafts that a recipe's drafter can make for beams. Raises ValueError for none.
 
-    `warpers` are those of sampled beams: temperature, top-k and the like.
+    `processors` are the target's for each row: constraints and penalties, and temperature, top-k
+    and the like of sampled beams; none = log probabilities are used as they are.
     """
     if isinstance(drafter, NoDraft):
         return NoBeamDraft()
@@ -157,7 +199,7 @@ def make_beam_drafter(
         )
     if not model.backbone.can_branch:
         raise ValueError(_unbranched(model.backbone, "draft model"))
-    return ModelBeams(model, drafter.shape.max_depth, WIDTH, eos, vocabulary, warpers)
+    return ModelBeams(model, drafter.shape.max_depth, WIDTH, eos, vocabulary, processors)
 
 
 def _unbranched(reader: Any, role: str) -> str:

@@ -89,8 +89,14 @@ def plan_beams(
     ]
     eos = sorted(_hf.eos_ids(config))
     name = bound.recipe.name or "custom"
+    processors = [[one for one in search.processors if not _is_of_user(one)] for search in searches]
     drafter = make_beam_drafter(
-        bound.drafter, eos, bound.backbone.vocabulary, name, config.num_beams, warpers
+        bound.drafter,
+        eos,
+        bound.backbone.vocabulary,
+        name,
+        config.num_beams,
+        processors if any(processors) else (),
     )
     target = replace(
         bound.target,
