@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from inspect import signature
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,13 +16,18 @@ from tools.zoo.diffusion.models import GUIDANCE, STEPS
 from tools.zoo.diffusion.training import TextStates, predict_velocity
 
 if TYPE_CHECKING:
-    from diffusers import PixArtAlphaPipeline, PixArtTransformer2DModel
+    from diffusers import DiffusionPipeline, PixArtAlphaPipeline, PixArtTransformer2DModel
 
 MAX_SEQUENCE_LENGTH = 40  # tokens of a prompt; the pipeline's own default costs time on padding
+_OPTIONS = {  # of PixArt
+    "max_sequence_length": MAX_SEQUENCE_LENGTH,
+    "use_resolution_binning": False,
+    "clean_caption": False,
+}
 
 
 def generate_images(
-    pipeline: PixArtAlphaPipeline,
+    pipeline: DiffusionPipeline,
     texts: Sequence[str],
     seed: int = 0,
     steps: int = STEPS,
@@ -30,21 +36,20 @@ def generate_images(
     """Images of prompts, by the pipeline's own call, without resolution binning."""
     pipeline.set_progress_bar_config(disable=True)
     call: Any = pipeline
+    known = signature(call.__call__).parameters
     pictures: np.ndarray = call(
         list(texts),
         num_inference_steps=steps,
         guidance_scale=guidance,
         generator=torch.Generator().manual_seed(seed),
-        max_sequence_length=MAX_SEQUENCE_LENGTH,
-        use_resolution_binning=False,
-        clean_caption=False,
         output_type="np",
+        **{name: value for name, value in _OPTIONS.items() if name in known},
     ).images
     return pictures
 
 
 def score_generated_images(
-    pipeline: PixArtAlphaPipeline,
+    pipeline: DiffusionPipeline,
     examples: Sequence[Prompt],
     steps: int = STEPS,
     guidance: float = GUIDANCE,

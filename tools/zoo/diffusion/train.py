@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -20,8 +21,10 @@ from tools.zoo.diffusion import models
 from tools.zoo.diffusion.evaluate import score_generated_images, state_overlap
 from tools.zoo.diffusion.training import (
     TextStates,
+    encode_prompts,
     encode_scenes,
     example_batches,
+    predict_velocity,
     sample_training_scenes,
     train_autoencoder,
     train_decoder,
@@ -78,7 +81,9 @@ def build_parts(setup: Setup[DenoiserPlan]) -> DiffusionParts:
         run = run.with_seed_offset(1)
     tokenizer, text, coder = encoders
     pool = run.limit_steps(plan.pool, BATCH)
-    examples = example_batches(text, tokenizer, coder, pool, BATCH, run, plan.style)
+    examples = example_batches(
+        partial(encode_prompts, text, tokenizer), coder, pool, BATCH, run, plan.style
+    )
     denoiser = (
         models.denoiser(plan.shape)
         if base is None
@@ -89,9 +94,11 @@ def build_parts(setup: Setup[DenoiserPlan]) -> DiffusionParts:
 
 def fit_parts(setup: Setup[DenoiserPlan], parts: DiffusionParts) -> None:
     """Train the denoiser, on the predictions of the target if there is one."""
-    teacher = None if setup.target is None else setup.target.transformer
+    target = setup.target
+    teach = None if target is None else partial(predict_velocity, target.transformer)
     decay, scheduler = setup.plan.generation, models.scheduler()
-    train_denoiser(parts.denoiser, scheduler, parts.examples, decay, parts.run, teacher)
+    predict = partial(predict_velocity, parts.denoiser)
+    train_denoiser(parts.denoiser, predict, scheduler, parts.examples, decay, parts.run, teach)
 
 
 def save_parts(setup: Setup[DenoiserPlan], parts: DiffusionParts, folder: Path) -> None:
@@ -128,7 +135,8 @@ def _train_encoders(
     tokenizer = models.tokenizer()
     coder = _train_autoencoder(models.autoencoder(), plan, run)
     text = models.text_encoder(len(tokenizer))
-    train_text_encoder(text, tokenizer, plan.text_encoder, run)
+    encode = partial(encode_prompts, text, tokenizer)
+    train_text_encoder(text, text.encoder.block, encode, plan.text_encoder, run)
     return tokenizer, text, coder
 
 

@@ -6,10 +6,10 @@ denoiser; a drafter is trained on the target's predictions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -39,8 +39,10 @@ from tools.zoo.image.coding import occupied_codes
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderTiny, DDPMScheduler, PixArtTransformer2DModel
-    from transformers import PreTrainedTokenizerFast, T5EncoderModel
+    from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
+T = TypeVar("T")
+Predict = Callable[[Tensor, Tensor, T], Tensor]  # (B, C, H, W), (B,), text -> (B, C, H, W)
 _DISTURBANCE = 0.1  # noise on latents in training, so that a denoiser may be slightly wrong
 _MAX_LATENT = 1.5  # latents above are penalised
 _DROPOUT = 0.1  # share of empty prompts, for guidance
@@ -106,45 +108,56 @@ def _pixel_loss(error: Tensor, weights: Tensor) -> Tensor:  # (B, 3, P, P), (B, 
 
 
 def train_text_encoder(
-    encoder: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, steps: int, run: TrainingRun
+    encoder: nn.Module,
+    layers: nn.Module,
+    encode: Callable[[list[str]], TextStates],
+    steps: int,
+    run: TrainingRun,
 ) -> None:
-    """Train the text encoder so that nine learned queries predict the contents of cells."""
+    """Train a text encoder so that nine learned queries predict the contents of cells.
+
+    `layers` are those of the encoder whose weight matrices get orthogonal updates.
+    """
     reader = _BoardReader()
 
     def loss_of(item: tuple[list[str], Tensor]) -> Tensor:
         texts, labels = item
-        return board_loss(reader(encode_prompts(encoder, tokenizer, texts)), labels)
+        return board_loss(reader(encode(texts)), labels)
 
-    matrices, others = split_parameters(encoder.encoder.block, encoder.parameters())
+    matrices, others = split_parameters(layers, encoder.parameters())
     others = [*others, *reader.parameters()]
     batches = _board_batches(64, run.seed)
     fit(others, batches, loss_of, CosineDecay(steps, 1.5e-3), "read", run, matrices)
 
 
 def train_denoiser(
-    denoiser: PixArtTransformer2DModel,
+    denoiser: nn.Module,
+    predict: Predict[T],
     schedule: DDPMScheduler,
-    batches: Iterator[tuple[Tensor, TextStates]],
+    batches: Iterator[tuple[Tensor, T]],
     decay: CosineDecay,
     run: TrainingRun,
-    teacher: PixArtTransformer2DModel | None = None,
+    teach: Predict[T] | None = None,
 ) -> None:
-    """Train a denoiser on velocities (Salimans & Ho 2022), or on predictions of `teacher`."""
+    """Train a denoiser on velocities (Salimans & Ho 2022), or on the predictions of `teach`.
 
-    def loss_of(item: tuple[Tensor, TextStates]) -> Tensor:
+    `predict` calls the denoiser.
+    """
+
+    def loss_of(item: tuple[Tensor, T]) -> Tensor:
         latents, text = item
         times = torch.randint(schedule.config["num_train_timesteps"], (len(latents),))
         noise = torch.randn_like(latents)
         noisy = schedule.add_noise(latents, noise, times)
-        if teacher is None:
+        if teach is None:
             expected = schedule.get_velocity(latents, noise, times)
         else:
             with torch.no_grad():
-                expected = predict_velocity(teacher, noisy, times, text)
-        return functional.mse_loss(predict_velocity(denoiser, noisy, times, text), expected)
+                expected = teach(noisy, times, text)
+        return functional.mse_loss(predict(noisy, times, text), expected)
 
-    model: Any = denoiser
-    matrices, others = split_parameters(model.transformer_blocks, model.parameters())
+    layers: Any = getattr(denoiser, "transformer_blocks", denoiser)  # a U-Net has no such stack
+    matrices, others = split_parameters(layers, denoiser.parameters())
     fit(others, batches, loss_of, decay, "draw", run, matrices)
 
 
@@ -164,9 +177,9 @@ def predict_velocity(
 
 
 def encode_prompts(
-    encoder: T5EncoderModel, tokenizer: PreTrainedTokenizerFast, texts: list[str]
+    encoder: PreTrainedModel, tokenizer: PreTrainedTokenizerFast, texts: list[str]
 ) -> TextStates:
-    """Encode prompts, padded to the longest one."""
+    """Encode prompts by a T5 encoder, padded to the longest one."""
     encoding = tokenizer(texts, padding=True, return_tensors="pt")
     mask: Any = encoding.attention_mask
     read: Any = encoder
@@ -174,15 +187,14 @@ def encode_prompts(
 
 
 def example_batches(
-    encoder: T5EncoderModel,
-    tokenizer: PreTrainedTokenizerFast,
+    encode: Callable[[list[str]], T],
     autoencoder: AutoencoderTiny,
     pool: int,
     batch: int,
     run: TrainingRun,
     style: Style = "plain",
-) -> Iterator[tuple[Tensor, TextStates]]:
-    """Infinite batches of scaled latents and text states, from `pool` scenes encoded in advance.
+) -> Iterator[tuple[Tensor, T]]:
+    """Infinite batches of scaled latents and encoded prompts, from `pool` scenes encoded before.
 
     The prompt of a scene is sampled again in every epoch.
     """
@@ -192,14 +204,14 @@ def example_batches(
         latents = torch.cat([encode_scenes(autoencoder, part) for part in chunks])
     generator = np.random.default_rng((run.seed, 4))
 
-    def sample_batches() -> Iterator[tuple[Tensor, TextStates]]:
+    def sample_batches() -> Iterator[tuple[Tensor, T]]:
         for picks in shuffle_batches(len(scenes), batch, generator):
             prompts = [
                 "" if generator.random() < _DROPOUT else write_varied_prompt(scenes[i], generator)
                 for i in picks
             ]
             with torch.no_grad():
-                text = encode_prompts(encoder, tokenizer, prompts)
+                text = encode(prompts)
             yield latents[torch.from_numpy(picks)], text
 
     return sample_batches()
