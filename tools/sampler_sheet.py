@@ -102,7 +102,10 @@ def load_solver_pipeline(model: str) -> Any:
 
 
 def make_ways(pipe: Any, recipes: Sequence[str]) -> dict[str, Way]:
-    """The pipeline, the pipeline with noise, the recipes, and the pipeline in half the steps."""
+    """The pipeline, the pipeline with noise, the recipes, and the pipeline in half the steps.
+
+    Lossy recipes that do not fit the pipeline are left out, with the reason on standard error.
+    """
 
     def by_pipeline(request: Mapping[str, Any], seed: int) -> tuple[np.ndarray, float]:
         return generate_reference(pipe, request, seed), len(pipe.scheduler.timesteps)
@@ -120,7 +123,11 @@ def make_ways(pipe: Any, recipes: Sequence[str]) -> dict[str, Way]:
         return run
 
     ways: dict[str, Way] = {PLAIN: by_pipeline, f"{PLAIN}, half the steps": half}
-    ways |= {name: by_recipe(name, **LOSSY[name]) for name in recipes if name in LOSSY}
+    for name in (name for name in recipes if name in LOSSY):
+        try:
+            ways[name] = by_recipe(name, **LOSSY[name])
+        except ValueError as error:
+            print(f"without {name}: {error}", file=sys.stderr)
     ways[NOISY] = by_recipe(EXACT[0], window=1, sampler="stochastic")
     exact = [name for name in recipes if name not in LOSSY]
     return ways | {name: by_recipe(name, sampler="stochastic") for name in exact}
