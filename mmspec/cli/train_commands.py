@@ -250,6 +250,22 @@ def ngrams(
     """Read every token of the vocabulary alone: a table of next tokens, for recipe ngrammys."""
 
 
+@app.command("datastore")
+@model_command("mmspec.cli.datastore:run", "train", without=PARTS, recipe=["rest"])
+def datastore(
+    out: Annotated[Path, typer.Option(help="File to write, .npz.")],
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Data whose answers are kept; default: the model answers prompts."),
+    ] = None,
+    prompt: Annotated[
+        list[str] | None, typer.Option(help="Prompts; default: bundled examples.")
+    ] = None,
+    prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of examples.")] = 64,
+) -> None:
+    """Sort texts that outputs will resemble, for recipe rest (REST)."""
+
+
 @app.command("cllm")
 @model_command("mmspec.cli.consistency:run", "train", without=PARTS, recipe=["cllm"])
 def cllm(
