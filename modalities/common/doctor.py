@@ -5,7 +5,9 @@ Models are built on the meta device from their configurations; no remote code is
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -117,7 +119,8 @@ def find_fitting_recipes(session: Bind, model: Any, small: Any) -> Iterator[Find
             reason = None if is_taken else "take draft models of another kind"
         if reason is None:
             try:
-                session(model, recipe, small, {})
+                with _without_warnings():
+                    session(model, recipe, small, {})
             except ValueError as error:
                 reason = str(error).partition("; ")[0].removeprefix(f"recipe {name!r} ")
         if reason is None:
@@ -128,6 +131,18 @@ def find_fitting_recipes(session: Bind, model: Any, small: Any) -> Iterator[Find
     yield Finding(f"recipes that fit {condition}", ", ".join(fit) or "none")
     for reason, names in unfit.items():
         yield Finding(UNFIT, ", ".join(names), None, "note", reason)
+
+
+@contextmanager
+def _without_warnings() -> Iterator[None]:
+    """Log no warnings: every recipe would repeat that of the pair."""
+    logger = logging.getLogger("mmspec")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
 
 
 def fit_modality(model: Any, has_drafter: bool) -> Finding:

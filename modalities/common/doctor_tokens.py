@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ from transformers.utils.hub import cached_file
 
 from mmspec import recipes
 from mmspec.draft_models import find_kinds, find_owners
+from mmspec.drafters.neural.shared_tokens import MIN_SHARE
 from mmspec.drafters.neural.small_model import SMALL_MODEL
 from mmspec.errors import explain_load_errors
 from mmspec.modalities.common import doctor
@@ -19,6 +22,7 @@ from mmspec.modalities.common.doctor import Bind, check_models
 from mmspec.modality import Finding, Outcome
 from mmspec.models.compatibility import check_pair, check_vocabulary_sizes
 from mmspec.models.loading import auto_class, register_own_model
+from mmspec.models.translation import Translation, find_tokenizers
 from mmspec.recipe import DraftModelKind
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.readers.forked import can_fork, find_mixers
@@ -99,9 +103,9 @@ def examine(
     readers = [reader(model) for model in models]
     if drafter is None:
         found += _own_heads(target)
-    found.append(_vocabulary(readers))
+    found += _tokens(names, readers)
     if len(readers) == 2:
-        found += [*_pair(*readers), doctor.compare_tokenizers(names)]
+        found += _pair(*readers)
     if doctor.is_refused(found):
         return found
     if readers[0].family.draws_images:
@@ -146,6 +150,25 @@ def _layers(model: Any) -> str:
 def _branches(model: Any) -> bool:
     cache = SlotCache(model.config)
     return cache.can_branch or can_fork(find_mixers(model.get_decoder()), cache)
+
+
+def _tokens(names: Sequence[str], readers: Sequence[Reader]) -> list[Finding]:
+    """Compare vocabularies and tokenizers; text may be drafted by a model of another tokenizer."""
+    found = [_vocabulary(readers)]
+    if len(readers) < 2:
+        return found
+    found.append(doctor.compare_tokenizers(names))
+    if not doctor.is_refused(found) or not readers[0].family.writes_text:
+        return found
+    pair = find_tokenizers(*(one.model for one in readers))
+    share = 0.0 if pair is None else Translation.of(pair, readers[0].visual_ids).share
+    if share < MIN_SHARE:
+        return found
+    remark = (
+        f"the tokenizers differ; recipes draft from the {share:.0%} of its tokens that are shared"
+    )
+    as_note = partial(replace, verdict="note", remark=remark)
+    return [as_note(one) if one.verdict == "refused" else one for one in found]
 
 
 def _vocabulary(readers: Sequence[Reader]) -> Finding:

@@ -355,6 +355,22 @@ def test_a_pair_that_does_not_fit(
 
 @pytest.mark.exhaustive
 @needs_zoo
+def test_a_pair_of_other_tokenizers_fits_recipes_that_share_tokens(
+    capsys: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    pair = ("zoo:llava-text-drafter", "zoo:qwen2.5-vl-text-drafter")
+    found = run(capsys, "doctor", *pair)
+    looked = {finding["check"]: finding for finding in found["findings"]}
+    assert looked["same token ids"]["verdict"] == "note"
+    assert "of its tokens that are shared" in looked["same token ids"]["remark"]
+    fitting = looked["recipes that fit with this draft model"]["target"].split(", ")
+    assert {"coupled", "tli", "uad"} <= set(fitting)
+    assert "polybasic" not in fitting
+    assert not caplog.records  # of each recipe that was tried
+
+
+@pytest.mark.exhaustive
+@needs_zoo
 def test_every_modality_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None:
     for pair in (
         ("zoo:image", "zoo:image-head"),
