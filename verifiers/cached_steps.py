@@ -86,3 +86,20 @@ class BroadcastGate(NetworkGate):
     def count_fewest(self, steps: int) -> int:
         skips = max(self.spatial, self.temporal, self.cross) > 1
         return min(steps, 1) if skips else steps
+
+
+@dataclass(frozen=True)
+class IntervalGate(NetworkGate):
+    """Compute the deep levels of a U-Net in one step of `interval`.
+
+    DeepCache (Ma et al. 2024). Lossy, without a measure of its error; 1 skips nothing.
+    """
+
+    interval: int = 3
+    use: ClassVar[str] = "the recipe deep-cache"
+
+    def __post_init__(self) -> None:
+        check_number("interval", self.interval, 1, whole=True, example=3)
+
+    def count_fewest(self, steps: int) -> int:
+        return -(-steps // self.interval)

@@ -32,6 +32,10 @@ LATENT_KNOBS: Mapping[str, Knob] = {
     "sea-cache": make_option("threshold", 0.05, 0.1, 0.2, 0.4),
     "tea-cache": make_option("threshold", 0.05, 0.1, 0.2, 0.4),
     "mag-cache": make_option("threshold", 0.02, 0.05, 0.1, 0.2),
+    "deep-cache": make_option("interval", 2, 3, 5),
+    "deep-cache, depth 2": Knob(
+        "interval", (2, 3, 5), lambda value: {"interval": value, "depth": 2}
+    ),
     "pab": make_option("spatial", 2, 3, 4),
     "paradigms": Knob(
         "tolerance", (0.02, 0.1, 0.5), lambda value: {"verifier": ToleranceWindow(value)}

@@ -173,9 +173,10 @@ def check_blocks(network: nn.Module, title: str, least: int = 2) -> list[nn.Modu
     """The transformer blocks of a network. Raises ValueError where the cache cannot take them."""
     blocks, name = transformer_blocks(network), type(network).__name__
     if len(blocks) < least:
+        instead = "taylorseer" if blocks else "deep-cache, if it is a U-Net"
         raise ValueError(
             f"{name} has {len(blocks)} transformer blocks, and {title} needs {least}; use the "
-            "recipe taylorseer"
+            f"recipe {instead}"
         )
     for kind in {type(block) for block in blocks}:
         try:

@@ -106,7 +106,8 @@ def find_modules(network: nn.Module, lite: bool = False) -> ForecastModules:
     if not blocks:
         raise ValueError(
             f"{type(network).__name__} is not a stack of transformer blocks; use lite=True with "
-            "the recipe taylorseer, which forecasts the output of the whole network"
+            "the recipe taylorseer, which forecasts the output of the whole network, or for a "
+            "U-Net the recipe deep-cache"
         )
     return ForecastModules(tuple(found), blocks[-1])
 
