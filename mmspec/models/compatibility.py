@@ -168,7 +168,9 @@ def check_vocabulary_sizes(target: int, drafter: int) -> None:
     if abs(target - drafter) > min(MAX_PADDING, MAX_PADDING_SHARE * max(target, drafter)):
         raise ValueError(
             f"the draft model has a vocabulary of {drafter} tokens, the target one of {target}: "
-            "their token ids do not mean the same; choose a draft model with the target's tokenizer"
+            "their token ids do not mean the same; choose a draft model with the target's "
+            "tokenizer, or give a text model with both tokenizers: "
+            "mmspec.models.translation.OtherVocabulary"
         )
 
 
@@ -179,7 +181,7 @@ def check_vocabularies(target: str, drafter: str) -> None:
     """
     if target == drafter:
         return
-    files = [_file(name) for name in (target, drafter)]
+    files = [find_tokenizer(name) for name in (target, drafter)]
     contents = [file.read_bytes() for file in files if file is not None]
     if len(contents) < 2 or contents[0] == contents[1]:
         return
@@ -194,8 +196,8 @@ def check_vocabularies(target: str, drafter: str) -> None:
         )
 
 
-def _file(name: str) -> Path | None:
-    """Find the tokenizer.json of a folder or a cached hub name."""
+def find_tokenizer(name: str) -> Path | None:
+    """Find the tokenizer.json of a folder or a cached hub name; None if there is none."""
     if not name:
         return None
     if Path(name).is_dir():

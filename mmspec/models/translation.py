@@ -9,11 +9,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from pathlib import Path
 from typing import Any
 
 from mmspec.errors import format_value
-from mmspec.models.compatibility import compare_vocabularies
+from mmspec.models.compatibility import compare_vocabularies, find_tokenizer
 
 SPACES = ("\u2581", "\u0120")  # of SentencePiece, of byte-level tokenizers
 WINDOW = 16  # committed tokens that are encoded again with a draft
@@ -147,12 +146,14 @@ class Translation:
 
 
 def find_tokenizers(target: Any, drafter: Any) -> OtherVocabulary | None:
-    """A draft model with both tokenizers, where both models were loaded from folders with one."""
-    names = [str(one.config._name_or_path) for one in (drafter, target)]
-    if not all(name and Path(name).is_dir() for name in names):
-        return None
-    found = [_load(name) for name in names]
-    if any(one is None for one in found):
+    """A draft model with both tokenizers, where those of both models are known.
+
+    They are in the folders that the models were loaded from, or in the cache of hub names.
+    """
+    files = [find_tokenizer(str(one.config._name_or_path)) for one in (drafter, target)]
+    folders = [str(file.parent) for file in files if file is not None]
+    found = [_load(folder) for folder in folders]
+    if len(found) < 2 or any(one is None for one in found):
         return None
     return OtherVocabulary(drafter, *found)
 
@@ -161,9 +162,10 @@ def find_tokenizers(target: Any, drafter: Any) -> OtherVocabulary | None:
 def _load(folder: str) -> Any | None:
     from transformers import AutoTokenizer
 
-    if not (Path(folder) / "tokenizer.json").is_file():
+    try:
+        return AutoTokenizer.from_pretrained(folder)
+    except Exception:  # damaged files raise whatever their reader raises; ids are compared then
         return None
-    return AutoTokenizer.from_pretrained(folder)
 
 
 def _own(tokenizer: Any) -> Any:

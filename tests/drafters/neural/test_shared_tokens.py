@@ -14,7 +14,7 @@ from torch import Tensor
 import mmspec
 from mmspec.bench.frequency import LENGTH, Subject, measure_frequencies
 from mmspec.modalities.common.tiny_models import joint_distribution, tiny_llama
-from mmspec.models.translation import OtherVocabulary, Translation
+from mmspec.models.translation import OtherVocabulary, Translation, _load
 from tests.toys.tokenizers import byte_tokenizer
 
 OURS, THEIRS = "abcdefgh", "hdbfxcaeg"  # the draft model has "x" as well, and another order
@@ -169,6 +169,41 @@ def test_folders_with_tokenizers_need_no_object_and_say_which_way(
     fast.save_pretrained(tmp_path / "saved")
     again = mmspec.load(tmp_path / "saved", fast.model).generate(**request(), **GREEDY)
     assert torch.equal(again.sequences, plain("greedy"))
+
+
+def cache_on_hub(root: Path, name: str, model: Any, tokenizer: Any) -> None:
+    """Files as the hub's client caches them: a snapshot, and the revision that is the newest."""
+    folder = root / f"models--{name.replace('/', '--')}"
+    snapshot = folder / "snapshots" / (40 * "a")
+    model.save_pretrained(snapshot)
+    tokenizer.save_pretrained(snapshot)
+    (folder / "refs").mkdir()
+    (folder / "refs" / "main").write_text(snapshot.name)
+
+
+@pytest.mark.exhaustive
+def test_cached_hub_names_need_no_object_either(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    models = dict(zip(("own/t", "other/d"), (target(), relabelled()), strict=True))
+    for (name, model), own in zip(models.items(), tokenizers(), strict=True):
+        cache_on_hub(tmp_path, name, model, own)
+        model = copy.deepcopy(model)
+        model.config._name_or_path = name  # as from_pretrained(name) leaves it
+        models[name] = model
+    with pytest.raises(ValueError, match=r"both tokenizers: mmspec\..*OtherVocabulary"):
+        mmspec.accelerate(models["own/t"], drafter=models["other/d"])  # nothing is cached there
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    fast = mmspec.accelerate(models["own/t"], drafter=models["other/d"])
+    assert "of its tokens that are shared" in caplog.text
+    out = fast.generate(**request(), **GREEDY)
+    assert torch.equal(out.sequences, plain("greedy"))
+    assert out.stats.mean_acceptance_length > 4
+    (snapshot,) = (tmp_path / "models--other--d" / "snapshots").iterdir()
+    (snapshot / "tokenizer_config.json").write_text("{")  # damaged: the ids are compared
+    _load.cache_clear()
+    with pytest.raises(ValueError, match=r"vocabulary of|cannot draft for"):
+        mmspec.accelerate(models["own/t"], drafter=models["other/d"])
 
 
 def test_requests_join_in_an_engine() -> None:
