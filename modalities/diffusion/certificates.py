@@ -49,7 +49,11 @@ REFERENCE_SEED = 1 << 20  # of the reference samples
 LINES = "largest gap of distribution functions along lines, chance included"
 IMAGES = "relative distance of images with the same seed"
 STEPS = 50  # of the tiny pipeline
-CLASSES = (0, 1, 2, 3)
+IMAGES_PER_CALL = 4
+TINY: tuple[tuple[str, Callable[[], Any], dict[str, Any]], ...] = (
+    ("transformer", tiny_models.tiny_pipeline, {"class_labels": list(range(IMAGES_PER_CALL))}),
+    ("U-Net", tiny_models.tiny_unet_pipeline, {"batch_size": IMAGES_PER_CALL}),
+)
 SEEDS = 4  # of pipelines, whose images take time
 ROUNDING = 1e-3  # relative distance from rounding in other batches
 
@@ -176,11 +180,12 @@ def _check_pipeline(recipe: Recipe, trial: Trial) -> Check:
 def _measure_forecasts(plan: Recipe, trial: Trial) -> Check:
     """Measure the loss of forecasts, on images of the user's pipeline or of a tiny one."""
     fast, requests = trial.fast, trial.requests
-    pipe = tiny_models.tiny_pipeline() if fast is None else fast.model
-    label = f"a {type(pipe).__name__}"
     if fast is None:
-        fast, label = accelerate(pipe, plan), "a tiny transformer of random weights"
-        requests = [{"class_labels": list(CLASSES), "num_inference_steps": STEPS}]
+        fast, label, request = _accelerate_tiny_pipeline(plan)
+        requests = [{**request, "num_inference_steps": STEPS}]
+    else:
+        label = f"a {type(fast.model).__name__}"
+    pipe = fast.model
     trial = replace(trial, requests=requests)
     gaps = _image_distances(
         trial, lambda request, seed: generate_reference(pipe, request, seed), fast
@@ -192,6 +197,24 @@ def _measure_forecasts(plan: Recipe, trial: Trial) -> Check:
         f"{counted.num_new_tokens} steps in full"
     )
     return Check("same seeds", outcome(plan, max(gaps) == 0), detail, mean, IMAGES)
+
+
+def _accelerate_tiny_pipeline(plan: Recipe) -> tuple[Accelerated, str, dict[str, Any]]:
+    """The first tiny pipeline whose network the recipe takes, what it is, and its request.
+
+    Raises ValueError if it takes none.
+    """
+    refused = list[str]()
+    for label, build, request in TINY:
+        fast: Any = accelerate(build(), plan)
+        try:
+            detach = fast.session.runner.forecasting.attach(fast.model)
+        except ValueError as error:
+            refused.append(str(error))
+            continue
+        detach()
+        return fast, f"a tiny {label} of random weights", request
+    raise ValueError("; ".join(refused))
 
 
 def _image_distances(

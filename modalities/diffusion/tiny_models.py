@@ -8,7 +8,7 @@ from typing import Any
 
 import diffusers
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.decode import Parts, decode
 from mmspec.distributions.kernels import GaussianKernel
@@ -150,14 +150,36 @@ def tiny_pipeline(seed: int = 0) -> Any:
         )
         sizes = {"block_out_channels": (8,), "latent_channels": 4, "norm_num_groups": 4}
         vae = diffusers.AutoencoderKL(**sizes)
-    for part, gain in ((network, WEIGHT_SCALE), (vae, 1.0)):
-        part.eval()
-        generator = torch.Generator().manual_seed(seed)
-        with torch.no_grad():
-            for weight in part.parameters():
-                if weight.dim() > 1:
-                    scale = gain * weight[0].numel() ** -0.5
-                    weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
+    _randomise(network, WEIGHT_SCALE, seed)
+    _randomise(vae, 1.0, seed)
     pipe = diffusers.DiTPipeline(network, vae, diffusers.DDIMScheduler())
     pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def tiny_unet_pipeline(seed: int = 0) -> Any:
+    """An unconditional U-Net of two levels with random weights, DDIM."""
+    network = diffusers.UNet2DModel(
+        sample_size=8,
+        block_out_channels=(8, 16),
+        layers_per_block=1,
+        norm_num_groups=4,
+        down_block_types=("DownBlock2D", "DownBlock2D"),
+        up_block_types=("UpBlock2D", "UpBlock2D"),
+        attention_head_dim=8,
+    )
+    _randomise(network, WEIGHT_SCALE, seed)
+    pipe = diffusers.DDIMPipeline(network, diffusers.DDIMScheduler())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+def _randomise(part: nn.Module, gain: float, seed: int) -> None:
+    """Weights with `gain` times the usual standard deviation, in eval mode."""
+    part.eval()
+    generator = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for weight in part.parameters():
+            if weight.dim() > 1:
+                scale = gain * weight[0].numel() ** -0.5
+                weight.copy_(torch.randn(weight.shape, generator=generator) * scale)
