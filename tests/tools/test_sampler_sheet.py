@@ -8,7 +8,24 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from tools.sampler_sheet import GAP, LABEL, NOISY, PLAIN, SCALE, main
+from tests.toys.pipelines import pipeline
+from tools.sampler_sheet import GAP, LABEL, NOISY, PLAIN, SCALE, main, make_ways, sample_all
+
+
+@pytest.mark.exhaustive
+def test_what_does_not_fit_is_left_out(capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = pipeline("sd")
+    ways = make_ways(pipe, ["taylorseer", "taylorseer, lite", "speca", "deep-cache"])
+    request = {"num_inference_steps": 4, "guidance_scale": 1.0}
+    found = sample_all(ways, request, ["a red square"])
+    half = f"{PLAIN}, half the steps"
+    assert list(found) == [PLAIN, half, "taylorseer, lite", "deep-cache", NOISY]
+    said = capsys.readouterr().err
+    assert "without taylorseer: UNet2DConditionModel is not a stack" in said
+    assert "without speca: " in said
+    ways = make_ways(pipeline("sd"), ["deep-cache"])
+    repeated = {"deep-cache": ways["deep-cache"], "deep-cache, lite": ways["deep-cache"]}
+    assert list(sample_all(repeated, request, ["a red square"])) == ["deep-cache"]
 
 
 @pytest.mark.slow
