@@ -56,6 +56,7 @@ class Stats:
     prefill_steps: int = 0  # of the steps, those of the prefill, which is none of `target_calls`
     skipped_work: float | None = None  # of forecasts: share of the network's operations
     first_audio_ms: float | None = None  # of speech: time to the first audio
+    first_audio_round: int | None = None  # the round that completed it, from 1
     jitter_ms: float | None = None  # standard deviation of the time between pieces of audio
     audio_seconds: float | None = None  # of all rows
     codec_seconds: float | None = None  # time of decoding codes into audio

@@ -207,6 +207,7 @@ def _run(document: dict[str, Any], stats: Stats) -> list[tuple[str, Any]]:
         (f"new tokens, {CALLS}", [stats.num_new_tokens, stats.target_calls]),
         ("drafts verified by the prefill", stats.prefill_steps or None),
         ("network rows", stats.network_rows or None),
+        ("first audio: round, ms", _first_audio(stats)),
         ("prefill, draft, verify, host", ", ".join(map(format_percent, shares))),
         ("drafter saw", stats.drafter_saw),
         ("recipe", f"{document['recipe']} ({'exact' if stats.exact else 'lossy'})"),
@@ -215,3 +216,10 @@ def _run(document: dict[str, Any], stats: Stats) -> list[tuple[str, Any]]:
         ("fell back to plain decoding", stats.fallback),
     ]
     return [row for row in rows if row[1] is not None]
+
+
+def _first_audio(stats: Stats) -> list[Any] | None:
+    """When speech began to sound; None for other outputs."""
+    if stats.first_audio_round is None or stats.first_audio_ms is None:
+        return None
+    return [stats.first_audio_round, round(stats.first_audio_ms)]

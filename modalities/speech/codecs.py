@@ -6,6 +6,7 @@ frames are decoded, without a state of the codec, so none is ever rolled back.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -17,11 +18,12 @@ import torch
 from torch import Tensor
 from transformers import AutoModel
 
-from mmspec.errors import check_number, explain_load_errors, format_value
+from mmspec.errors import check_number, explain_load_errors, format_value, is_integer
 from mmspec.models.folder import read_shapes
 
 PROBE = 24  # frames on which the lookahead of a codec is measured
-CONTEXTS = (PROBE // 4, PROBE // 2, PROBE, 2 * PROBE)  # frames before new ones that are tried
+CONTEXTS = (4, 6, 8, 12, 16, PROBE, 2 * PROBE)  # frames before new ones that are tried
+DECODED_BOOKS = "decoded_codebooks"  # config field of a codec that decodes its first books only
 CHANGED = 1e-5  # of the largest sample: rounding differences between lengths are below
 
 
@@ -80,7 +82,13 @@ class Codec:
                 f"{type(model).__name__} decodes {config.audio_channels} channels; give a codec "
                 "with one"
             )
-        books = facts.books if isinstance(facts.books, int) else getattr(config, facts.books)
+        total = facts.books if isinstance(facts.books, int) else int(getattr(config, facts.books))
+        books = getattr(config, DECODED_BOOKS, total)
+        if not is_integer(books) or not 1 <= books <= total:
+            raise ValueError(
+                f"{DECODED_BOOKS}={format_value(books)} of a {type(model).__name__} must be 1 to "
+                f"{total}, its codebooks; give their number, or drop it for all"
+            )
         return cls(model, int(books), int(facts.size(config)), int(getattr(config, facts.rate)))
 
     @torch.no_grad()
@@ -140,11 +148,13 @@ class Codec:
         """
         codes, new = torch.cat((self._probe,) * 4, 1), PROBE * self.hop
         whole = self.decode(codes)
-        for frames in CONTEXTS:
+
+        def is_enough(frames: int) -> bool:
             made = self.decode(codes[:, -PROBE - frames :])
-            if bool(((made[-new:] - whole[-new:]).abs() <= CHANGED * whole.abs().amax()).all()):
-                return max(frames, self.min_frames)
-        return None
+            return bool(((made[-new:] - whole[-new:]).abs() <= CHANGED * whole.abs().amax()).all())
+
+        place = bisect_left(CONTEXTS, True, key=is_enough)  # more frames are never too few
+        return max(CONTEXTS[place], self.min_frames) if place < len(CONTEXTS) else None
 
     def _count_unstable_samples(self, frames: int) -> int:
         """Trailing samples of a prefix that differ when more frames follow."""

@@ -80,6 +80,7 @@ class SpeechLoop:
         self.rounds: list[list[int]] = []
         self.streams: list[CodecStream] = []
         self.first_audio: float | None = None  # seconds from `start`, a `perf_counter()`
+        self.first_round: int | None = None  # the round that completed the first samples, from 1
         self.arrivals: list[float] = []  # seconds of computation until new samples were final
         self.seconds = self.codec_seconds = 0.0
         self.audible_samples = 0  # samples
@@ -141,6 +142,8 @@ class SpeechLoop:
             self.rounds[row].extend([round_.index] * len(new))
         self.seconds += sum(round_.seconds.values())
         samples = sum(map(self._count_final_samples, self.tokens))
+        if samples and self.first_round is None:
+            self.first_round = round_.index + 1
         if samples and self.first_audio is None:  # not observed: decode them for their time
             self.partial(self.tokens)
         if samples > self.audible_samples:
@@ -159,6 +162,7 @@ class SpeechLoop:
         return replace(
             stats,
             first_audio_ms=None if self.first_audio is None else 1e3 * self.first_audio,
+            first_audio_round=self.first_round,
             jitter_ms=1e3 * pstdev(gaps) if gaps else None,
             audio_seconds=samples / self.codec.sampling_rate,
             codec_seconds=self.codec_seconds,

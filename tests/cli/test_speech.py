@@ -35,6 +35,7 @@ def test_a_sound_and_its_picture_are_written(
         assert file.getnframes() / file.getframerate() == found["seconds"][0] > 0
     assert Image.open(shown).size[0] > 1000
     assert found["stats"]["first_audio_ms"] > 0
+    assert found["stats"]["first_audio_round"] > 0
     assert "real-time factor" in found["extras"]
 
 

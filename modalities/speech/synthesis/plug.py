@@ -82,10 +82,13 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
 
 def _codec(model: Any, given: Any) -> Codec:
-    """The given codec (a model or its folder), else that of the model's folder."""
+    """The given codec (a model, its folder, or one in the model's folder), else `CODEC` there."""
+    own = Path(model.config._name_or_path or "")
+    if isinstance(given, str | Path):
+        return load_codec(own / given if (own / given / "config.json").is_file() else given)
     if given is not None:
-        return load_codec(given) if isinstance(given, str | Path) else Codec.of(given)
-    folder = Path(model.config._name_or_path or "") / CODEC
+        return Codec.of(given)
+    folder = own / CODEC
     if not (folder / "config.json").is_file():
         raise ValueError(
             f"{type(model).__name__} has no codec in its folder; give codec= a model of "

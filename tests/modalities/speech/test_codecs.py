@@ -85,3 +85,38 @@ def test_streamed_samples_are_those_of_the_whole_decode(
         assert max(decoded) <= max(most, PROBE + most)
         assert max(decoded[-20:]) <= most
     assert torch.equal(stream.complete(codes), whole)
+
+
+def test_work_of_a_stream_is_linear_in_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:
+    codec = CODECS["short memory"]()
+    pieces, work = 2, dict[int, int]()
+    assert codec.context is not None
+    codec.final_samples(1)  # measures the codec
+
+    def count(self: Codec, given: Tensor) -> Tensor:
+        work[frames] += given.shape[1]
+        return torch.zeros(given.shape[1] * self.hop)
+
+    monkeypatch.setattr(Codec, "decode", count)
+    for frames in (50, 100, 200):
+        work[frames], stream = 0, CodecStream(codec)
+        codes = torch.arange(frames)[None] % codec.size
+        for end in range(pieces, frames + 1, pieces):
+            stream.extend(codes[:, :end], codec.final_samples(end))
+    assert work[200] - work[100] == 2 * (work[100] - work[50])
+
+
+def test_a_residual_codec_may_decode_its_first_codebooks_only() -> None:
+    made = mimi()
+    assert Codec.of(made).books == 4
+    made.config.decoded_codebooks = 1
+    try:
+        codec = Codec.of(made)
+        codes = random_codes(codec)
+        assert codes.shape == (1, FRAMES)
+        assert torch.equal(codec.decode(codes), made.decode(codes[None]).audio_values.flatten())
+        made.config.decoded_codebooks = 5
+        with pytest.raises(ValueError, match="decoded_codebooks=5 of a MimiModel must be 1 to 4"):
+            Codec.of(made)
+    finally:
+        del made.config.decoded_codebooks

@@ -154,7 +154,10 @@ def test_the_first_sound_is_not_late(codec: Any) -> None:
     plain, fast = (
         speech_models.accelerated_speaker(name, codec=codec) for name in ("plain", "coupled")
     )
-    assert rounds_until_sound(fast) <= rounds_until_sound(plain) + 1
+    heard = rounds_until_sound(fast)
+    assert heard <= rounds_until_sound(plain) + 1
+    stats = fast.synthesize(speech_models.TEXTS[0], seed=3, **ROOM).stats
+    assert stats.first_audio_round == heard + 1  # whether it is observed or not
 
 
 def test_a_stream_may_be_broken_off_and_another_begun() -> None:
@@ -223,6 +226,17 @@ def test_a_folder_speaks_and_writes(tmp_path: Path) -> None:
         assert file.getnframes() == len(out.waveform)
         assert file.getframerate() == out.sampling_rate
     assert fast.synthesize("red", seconds=0.05).codes[0].shape[1] <= 7  # 8 ms per frame
+
+
+def test_a_folder_may_have_another_codec_beside_its_weights(tmp_path: Path) -> None:
+    folder = speech_models.save_checkpoint(tmp_path / "model")
+    speech_models.dac().save_pretrained(folder / "late")
+    fast, own = (mmspec.accelerate(folder, "plain", **one) for one in ({"codec": "late"}, {}))
+    late, wanted = synthesize(fast), synthesize(own)
+    assert codes(late) == codes(wanted)
+    assert late.sampling_rate == Codec.of(speech_models.dac()).sampling_rate
+    assert torch.equal(late.waveform, Codec.of(speech_models.dac()).decode(late.codes[0]))
+    assert late.stats.first_audio_round > wanted.stats.first_audio_round
 
 
 def test_speech_of_no_frame_is_a_file_all_the_same(tmp_path: Path) -> None:
