@@ -41,6 +41,7 @@ from mmspec.targets.tokens.context import Context
 from mmspec.trees import all_true_mask
 
 MAX_SETTINGS = 4  # of sampling: each has graphs of its own
+_LEAST = 2  # tokens of a first block: a graph for any number of them has none for one alone
 
 
 @dataclass(frozen=True)
@@ -152,8 +153,7 @@ class CompiledShape(Shape):
         if steps is None or first is None or not steps.blocks.is_ready(first.memory):
             return self.shape.grow(model, context, state, shape_state, kind)
         inputs = self._place(context, first)
-        rows, is_one = len(inputs[0]), inputs[0].shape[1] == 1
-        key = (steps.blocks.graphs.version, kind, context.sampling, rows, is_one)
+        key = (steps.blocks.graphs.version, kind, context.sampling, len(inputs[0]))
         stepwise: list[GrownDraft] = []
         recorded: Any = _Recorder(model)
         if key not in self.graphs.graphs:
@@ -192,10 +192,10 @@ class CompiledShape(Shape):
 
     def _place(self, context: Context, first: FirstBlock) -> tuple[Any, ...]:
         """The inputs of the function: those of the first block, and what the context has."""
-        memory, length = first.memory, round_length(first.block.length)
+        memory, length = first.memory, round_length(max(first.block.length, _LEAST))
         assert self.fixed_reads is not None
         memory.fixed.fit(memory, max(memory.lengths) + length + self.fixed_reads)
-        placed, noise = place_block(memory, first.block, first.more), context.noise
+        placed, noise = place_block(memory, first.block, first.more, _LEAST), context.noise
         rows = len(placed[0])
         starts = torch.zeros_like(noise.rows) if noise.starts is None else noise.starts
         counts = torch.tensor(first.counts, device=placed[0].device)
@@ -298,6 +298,17 @@ def _restore(example: GrownDraft, out: Sequence[Tensor], batch: int) -> GrownDra
     return replace(example, draft=made)
 
 
+def _why_stepwise(shape: Shape, model: DraftModel) -> str | None:
+    """Why a draft is grown forward by forward; None if by one graph."""
+    if model.is_parallel:
+        return "its one forward is a graph, the draws from it are none"
+    if shape.fixed_reads is None:
+        return f"a {shape.description} changes its size, so each forward is a graph"
+    if model.graph_steps() is None:
+        return "each forward is a graph of its own"
+    return None
+
+
 def compile_growth(drafter: Drafter, log: CompileLog, option: bool | str) -> Drafter:
     """The drafter with its draft grown by one graph; itself where it grows none."""
     shape = vars(drafter).get("shape")
@@ -305,9 +316,11 @@ def compile_growth(drafter: Drafter, log: CompileLog, option: bool | str) -> Dra
         return drafter
     backend = parse_backend(option)
     graphs = GraphSet("the draft", log, backend, DRAFTER, shape.max_depth, is_traced=True)
-    if shape.fixed_reads is None:
-        graphs.note(f"a {shape.description} changes its size, so each forward is a graph")
-        return drafter
     own: Any = drafter
+    reason = _why_stepwise(shape, own.model)
+    if reason is not None:
+        if not log.reasons.get(DRAFTER):
+            graphs.note(reason)
+        return drafter
     compiled: Drafter = replace(own, shape=CompiledShape(shape, graphs))
     return compiled

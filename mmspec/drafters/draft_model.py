@@ -71,13 +71,13 @@ class DraftModel(ABC):
         """Return the state after a round."""
         return state
 
-    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
-        """Read by compiled graphs from now on; False where it cannot.
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> str:
+        """Read by compiled graphs from now on; returns why it cannot, "" where it does.
 
         `make_graphs` makes `mmspec.targets.readers.compiled.BlockGraphs` of a function that makes
         theirs, and one that lists the modules it runs.
         """
-        return False
+        return "its forwards are not written as functions of padded blocks"
 
     def graph_steps(self) -> GraphSteps | None:
         """Its forwards as functions of tensors alone, for a draft grown by one graph; or None."""

@@ -191,9 +191,14 @@ class SlotCache(Cache):
             parts = [cache.layers[index] for cache in caches]
             if not isinstance(layer, SlotLayer):
                 continue
-            for name in parts[0].buffer_names():
-                buffers = [getattr(part, name) for part in parts]
-                layer.allocate(**{name: torch.cat([buffer[:, :, :1] for buffer in buffers])})
+            names = parts[0].buffer_names()
+            found = {name: [getattr(part, name) for part in parts] for name in names}
+            like = [torch.cat([one[:, :, :1] for one in buffers]) for buffers in found.values()]
+            if names == ["keys", "values"]:
+                layer.allocate_states(*like)
+            else:
+                layer.allocate(**dict(zip(names, like, strict=True)))
+            for name, buffers in found.items():
                 first = 0
                 for buffer, length in zip(buffers, lengths, strict=True):
                     own = getattr(layer, name)[first : first + len(buffer)]

@@ -129,9 +129,12 @@ class FixedSlots:
             self._release()  # gives the old buffer back
         self._release = weakref.finalize(self, self.store.give_back, buffer)
 
-    def place(self, memory: Memory, block: TokenBlock) -> tuple[Any, ...]:
-        """The inputs of `BlockPlan`: tokens, depths, corner and columns, padded to fixed shapes."""
-        length, rows = round_length(block.length), self.rows
+    def place(self, memory: Memory, block: TokenBlock, least: int = 1) -> tuple[Any, ...]:
+        """The inputs of `BlockPlan`: tokens, depths, corner and columns, padded to fixed shapes.
+
+        Blocks have at least `least` tokens.
+        """
+        length, rows = round_length(max(block.length, least)), self.rows
         width = block.num_preceding + length
         span = round_power(width, MIN_SPAN) if block.num_preceding else length
         self.fit(memory, max(memory.lengths) + width)

@@ -126,7 +126,7 @@ class SlotLayer(CacheLayerMixin):
             self.keys, self.values, self.is_initialized = key_states, value_states, True
             return key_states, value_states
         if not self.is_initialized:
-            self._allocate_states(key_states, value_states)
+            self.allocate_states(key_states, value_states)
         elif self.keys.shape[2] < self.plan.view:
             self.grow()
         if self.is_pooled and self.plan.slots is None:
@@ -142,8 +142,8 @@ class SlotLayer(CacheLayerMixin):
         at, parts = self.pool_index, self.plan.pool.parts
         return at is not None and bool(parts) and self.keys is parts[at]
 
-    def _allocate_states(self, keys: Tensor, values: Tensor) -> None:
-        """Allocate buffers. Raises BatchTooLarge."""
+    def allocate_states(self, keys: Tensor, values: Tensor) -> None:
+        """Allocate buffers, in the pool where they fit it. Raises BatchTooLarge."""
         pool, at = self.plan.pool, self.pool_index
         if at == 0:
             _check_host_memory(keys, values, pool.num_layers)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
@@ -32,10 +33,11 @@ from mmspec.drafters.neural.head_prompt import (
     require_tokens,
 )
 from mmspec.drafters.neural.target_heads import HeadKind, accepted_states, guided_logits
-from mmspec.models.heads.dflash import DFlashHead
+from mmspec.models.heads.dflash import DFlashHead, make_compiled_step
 from mmspec.recipe import STATES
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.memory import Memory, build_block
+from mmspec.targets.fixed import round_length
+from mmspec.targets.memory import Memory, TokenBlock, build_block
 from mmspec.targets.readers.backbone import MAX_RESERVED_SLOTS
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.rows import CannotJoin, drop_row, join_slotted, swap_out
@@ -60,6 +62,7 @@ class DFlashDraft(DraftModel):
     backbone: Reader  # the target's
     head: DFlashHead
     tap: str = field(init=False, repr=False)  # name of the head's features in the target
+    graphs: Any = field(init=False, repr=False, default=None)  # compiled; see `compile_blocks`
     sees: ClassVar[str] = STATES
     is_parallel: ClassVar[bool] = True
 
@@ -89,12 +92,14 @@ class DFlashDraft(DraftModel):
         self.head.cache_context(read.states, read.positions, cache)
         memory = Memory(cache, count, read.pads, read.rope, read.states[:0])
         memory.offsets, memory.axes = read.offsets, 3 if read.positions.dim() == 3 else 1
+        if self.graphs is not None:
+            self.graphs.prepare(memory, context.request.max_new_tokens + self.head.reach)
         known = list(read.states[:, -1:])
         return _BlockState(memory, [one[:0] for one in known], known, list(context.prompt))
 
     def predict_first(self, context: Context, state: _BlockState) -> Categorical:
-        self._extend_context(context, state)
-        state.logits = self._read_block(context, state)
+        logits = guided_logits(context, self._read_ahead(context, state))
+        state.logits = self.head.expand_logits(logits)
         return draft_distribution(context, state.logits[:, :1], committed_prefix(context))
 
     def predict(self, context: Context, state: _BlockState, nodes: DraftNodes) -> Categorical:
@@ -109,40 +114,73 @@ class DFlashDraft(DraftModel):
             state.known[row] = torch.cat((state.known[row], states))[-MAX_KNOWN_STATES:]
         return state
 
-    def _extend_context(self, context: Context, state: _BlockState) -> None:
-        """Cache the keys and values of all committed tokens but the newest."""
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> str:
+        target = self.backbone
+        make = partial(make_compiled_step, self.head, target.embed, target.head)
+        modules = (self.head, target.model.get_input_embeddings(), target.head)
+        object.__setattr__(self, "graphs", make_graphs(make, lambda: modules))
+        return ""
+
+    def _read_ahead(self, context: Context, state: _BlockState) -> Tensor:  # (R, K, V')
+        """Cache the slots of all committed tokens but the newest, and read the masks after it."""
         pairs = zip(context.history, state.read, strict=True)
         counts = [len(row) - 1 - done for row, done in pairs]
-        if not any(counts):
-            return
-        branches = len(state.fresh) // context.batch
-        layout = build_block([[0] * count for count in counts], None, state.memory.like)
-        states = state.fresh[0].new_zeros(len(state.fresh), layout.length, self.width)
+        branches, length = len(state.fresh) // context.batch, self.head.config.block_size
+        width = round_length(max(*counts, 1) + length) - length
+        states = state.fresh[0].new_zeros(len(state.fresh), width, self.width)
         for row, fresh in enumerate(state.fresh):
             unseen = repeat_last_states(state.known[row], counts[row % context.batch] - len(fresh))
-            states[row, layout.length - len(unseen) - len(fresh) :] = torch.cat((unseen, fresh))
-        positions, _, _ = state.memory.place(layout.repeat_batch(branches))
-        self.head.cache_context(states, self._axes(state, positions), state.memory.cache)
+            states[row, width - len(unseen) - len(fresh) :] = torch.cat((unseen, fresh))
+
+        def run_eager() -> Tensor:
+            return self._read_eager(context, state, states, counts * branches)
+
+        found = None
+        if self.graphs is not None and state.memory.fixed is not None:
+            newest = [[0] * width + row[-1:] for row in context.history]
+            pads = [width - count for count in counts]
+            block = self._masked_block(newest, state.memory.like, pads).repeat_batch(branches)
+            found = self.graphs.run(state.memory, block, (states,), run_eager)
+        logits = run_eager() if found is None else found[0]
         state.memory.advance(counts * branches)
         state.read = [len(row) - 1 for row in context.history]
         state.fresh = [fresh[:0] for fresh in state.fresh]
+        return logits
 
-    def _read_block(self, context: Context, state: _BlockState) -> Tensor:  # (B, K, V)
-        """Logits of the masked tokens after the newest one."""
-        branches = len(state.fresh) // context.batch
-        shape, mask_id = (context.batch, self.max_depth_ahead), self.head.config.mask_token_id
-        masks = Draft.chain(torch.full(shape, mask_id, device=context.device), Kind.DET)
-        layout = build_block([row[-1:] for row in context.history], masks, state.memory.like)
-        layout = replace(layout, corner=torch.zeros_like(layout.corner)).repeat_batch(branches)
-        positions, mask, _ = state.memory.place(layout)
+    def _read_eager(
+        self, context: Context, state: _BlockState, states: Tensor, counts: Sequence[int]
+    ) -> Tensor:  # (R, K, V')
+        memory, most = state.memory, max(counts)
+        if most:
+            slots = build_block([[0] * count for count in counts], None, memory.like)
+            positions, _, _ = memory.place(slots)
+            places = self._axes(state, positions)
+            self.head.cache_context(states[:, -most:], places, memory.cache)
+        memory.advance(counts)
+        newest = [row[-1:] for row in context.history]
+        block = self._masked_block(newest, memory.like).repeat_batch(len(counts) // context.batch)
+        positions, mask, _ = memory.place(block)
         out = self.head(
-            self.backbone.embed(layout.tokens),
+            self.backbone.embed(block.tokens),
             mask,
             self._axes(state, positions),
-            past_key_values=state.memory.cache,
+            past_key_values=memory.cache,
         )
-        logits = self.head.logits(out[:, 1:], self.backbone.head)
-        return self.head.expand_logits(guided_logits(context, logits))
+        memory.advance([-count for count in counts])  # until the whole round is read
+        return self.head.logits(out[:, 1:], self.backbone.head)
+
+    def _masked_block(
+        self, rows: Sequence[Sequence[int]], like: Tensor, pads: Sequence[int] | None = None
+    ) -> TokenBlock:
+        """Tokens and masks after them, which all attend to each other; `pads` are none."""
+        shape, mask_id = (len(rows), self.max_depth_ahead), self.head.config.mask_token_id
+        masks = Draft.chain(torch.full(shape, mask_id, device=like.device), Kind.DET)
+        block = build_block(rows, masks, like)
+        block = replace(block, corner=torch.zeros_like(block.corner))
+        if pads is None:
+            return block
+        depths = block.depths - torch.tensor(pads, device=like.device)[:, None]
+        return replace(block, depths=depths, pads=tuple(pads))
 
     def _axes(self, state: _BlockState, positions: Tensor) -> Tensor:
         return state.memory.spread_axes(positions) if state.memory.axes > 1 else positions

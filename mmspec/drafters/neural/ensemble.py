@@ -78,6 +78,7 @@ class Ensemble(DraftModel):
             self.backbone,
             [self.backbone.prefill(inputs, max_tokens)[0] for inputs in inputs_per_view],
         )
+        self.backbone.prepare_graphs(memory, context.request.max_new_tokens)
         return _EnsembleState(
             memory, list(context.prompt), indices, self.weighting.weights(indices)
         )

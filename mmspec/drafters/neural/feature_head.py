@@ -217,12 +217,12 @@ class FeatureDraft(DraftModel):
     def width(self) -> int:
         return self.head.config.hidden_size
 
-    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> str:
         embed = self.head.embeddings or self.backbone.embed
         make_step = partial(make_compiled_step, self.head, embed)
         modules = (self.head, self.backbone.model.get_input_embeddings(), self.backbone.head)
         object.__setattr__(self, "graphs", make_graphs(make_step, lambda: modules))
-        return True
+        return ""
 
     def graph_steps(self) -> GraphSteps | None:
         def predict(out: Sequence[Tensor]) -> Tensor:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -24,7 +25,7 @@ from mmspec.drafters.neural.target_heads import (
     pad_left,
     read_prompt,
 )
-from mmspec.models.heads.hydra import HydraHeads
+from mmspec.models.heads.hydra import HydraHeads, make_compiled_prefix
 from mmspec.targets.memory import Memory, build_block
 from mmspec.targets.rows import drop_row, join_slotted, kept_rows, swap_out
 from mmspec.targets.tokens.context import Context
@@ -46,21 +47,23 @@ class HydraDraft(LastStateModel):
 
     heads: HydraHeads
     graphs: Any = field(init=False, repr=False, default=None)  # compiled; see `compile_blocks`
+    prefix_graphs: Any = field(init=False, repr=False, default=None)
 
     @property
     def max_depth_ahead(self) -> int:
         return self.heads.reach
 
-    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> str:
         def make() -> Callable[[Tensor, Tensor], tuple[Tensor]]:
             def predict_head(last: Tensor, paths: Tensor) -> tuple[Tensor]:
                 return (self.heads(last[:, None].expand(-1, paths.shape[1], -1), paths),)
 
             return predict_head
 
-        graphs = make_graphs(make, lambda: (self.heads,))
-        object.__setattr__(self, "graphs", graphs)
-        return True
+        prefix = partial(make_compiled_prefix, self.heads)
+        object.__setattr__(self, "graphs", make_graphs(make, lambda: (self.heads,)))
+        object.__setattr__(self, "prefix_graphs", make_graphs(prefix, lambda: (self.heads,), 2))
+        return ""
 
     def begin(self, context: Context) -> _HydraState:
         if self.graphs is not None:
@@ -70,6 +73,8 @@ class HydraDraft(LastStateModel):
         if self.heads.prefix_embeding_layer is None:
             return _HydraState(states[:, -1], fresh)
         memory, read = read_prompt(self.heads.config, context, states, self.heads.prefix)
+        if self.prefix_graphs is not None:
+            self.prefix_graphs.prepare(memory, context.request.max_new_tokens)
         return _HydraState(read[:, -1], fresh, memory)
 
     def predict_first(self, context: Context, state: _HydraState) -> Categorical:
@@ -141,13 +146,25 @@ class HydraDraft(LastStateModel):
         if state.memory is None:
             read = states
         else:
-            layout = build_block([[0] * max(count, 1) for count in counts], None, state.memory.like)
-            positions, mask, _ = state.memory.place(layout)
-            read = self.heads.prefix(states, mask, positions, state.memory.cache)
+            read = self._read_prefix(state.memory, states, counts)
             state.memory.advance(counts)
         is_new = torch.tensor(counts, device=states.device)[:, None] > 0
         state.last = torch.where(is_new, read[:, -1], state.last)
         state.fresh = [own[:0] for own in state.fresh]
+
+    def _read_prefix(
+        self, memory: Memory, states: Tensor, counts: Sequence[int]
+    ) -> Tensor:  # (R, q, D)
+        block = build_block([[0] * max(count, 1) for count in counts], None, memory.like)
+
+        def run_eager() -> Tensor:
+            positions, mask, _ = memory.place(block)
+            return self.heads.prefix(states, mask, positions, memory.cache)
+
+        if self.prefix_graphs is None or memory.fixed is None:
+            return run_eager()
+        found = self.prefix_graphs.run(memory, block, (states,), run_eager)
+        return run_eager() if found is None else found[0]
 
 
 @dataclass

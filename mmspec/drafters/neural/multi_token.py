@@ -85,7 +85,7 @@ class MultiTokenDraft(LastStateModel):
         found = None if self.graphs is None else self.graphs.run_whole((states,), run_eager)
         return run_eager() if found is None else found[0]
 
-    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> str:
         def make() -> Callable[[Tensor], tuple[Tensor]]:
             def predict_heads(states: Tensor) -> tuple[Tensor]:
                 return (self.heads.logits(states, self.backbone.head),)
@@ -94,7 +94,7 @@ class MultiTokenDraft(LastStateModel):
 
         graphs = make_graphs(make, lambda: (self.heads, self.backbone.head))
         object.__setattr__(self, "graphs", graphs)
-        return True
+        return ""
 
     def predict_first(self, context: Context, state: _LastStates) -> Categorical:
         state.logits = self.predict_ahead(context, state, self.max_depth_ahead)

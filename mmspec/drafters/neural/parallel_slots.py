@@ -52,7 +52,7 @@ class ParallelSlots(DraftModel, ABC):
     def networks(self) -> Sequence[nn.Module]:
         return (self.head,)
 
-    def compile_blocks(self, make_graphs: Callable[..., Any]) -> bool:
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> str:
         return self.slots.compile_blocks(make_graphs)
 
     def begin(self, context: Context) -> SlotsState:

@@ -7,7 +7,7 @@ like copied text: exact with every rule for such drafts, whatever the tokenizers
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, ClassVar
@@ -34,6 +34,9 @@ class TranslatedReader:
     backbone: Reader
     translation: Translation
 
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> str:
+        return self.backbone.compile_blocks(make_graphs)
+
 
 @dataclass(frozen=True, eq=False)
 class Reencoded(Drafter):
@@ -51,6 +54,7 @@ class Reencoded(Drafter):
             pad_prompts(rows, own.backbone.device),
             extra_slots=2 * context.request.max_new_tokens + 64,
         )
+        own.backbone.prepare_graphs(memory, 2 * context.request.max_new_tokens)
         return _State(self.length.begin(), memory, rows, [len(row) for row in rows])
 
     def propose(self, context: Context, state: _State) -> Draft:

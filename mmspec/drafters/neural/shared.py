@@ -15,11 +15,13 @@ from mmspec.draft import Drafter, Verifier
 from mmspec.drafters.draft_model import (
     DraftModel,
     DraftNodes,
+    FirstBlock,
+    GraphSteps,
     committed_prefix,
     draft_distribution,
 )
 from mmspec.drafters.neural.kv import Kv, SameKv, kv_of
-from mmspec.drafters.neural.small_model import Autoregressive, unread_block
+from mmspec.drafters.neural.small_model import Autoregressive, steps_of_reader, unread_block
 from mmspec.drafters.shapes import Chain
 from mmspec.errors import check_number, is_integer
 from mmspec.recipe import Kit, Recipe
@@ -86,7 +88,20 @@ class SharedBackbone(DraftModel):
     sees = delegate_to("kv.sees")
     required_features = delegate_to("kv.required_features")
 
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> str:
+        if not isinstance(self.kv, SameKv):
+            return "it reads a part of the target's cache, which is copied for every draft"
+        return self.draft_reader.compile_blocks(make_graphs)
+
+    def graph_steps(self) -> GraphSteps | None:
+        return steps_of_reader(self.draft_reader)
+
+    def first_block(self, context: Context, state: KvView | None) -> FirstBlock:
+        counts = [len(row) for row in context.pending_tokens()]
+        return FirstBlock(context.memory, unread_block(context), (), counts, lambda: None)
+
     def begin(self, context: Context) -> KvView | None:
+        self.draft_reader.prepare_graphs(context.memory, context.request.max_new_tokens)
         return self.kv.open(context, self.backbone, self.layers)
 
     def predict_first(self, context: Context, state: KvView | None) -> Categorical:

@@ -41,7 +41,7 @@ from mmspec.models.compatibility import (
 from mmspec.models.loading import load_causal, model_type, random_model
 from mmspec.recipe import LINEAR, DraftModelKind, Kit
 from mmspec.targets.memory import Memory, RowMemories, TokenBlock, build_block
-from mmspec.targets.readers.backbone import FULL, Backbone
+from mmspec.targets.readers.backbone import FULL
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.rows import drop_row, join_memories, join_states, swap_out
@@ -151,8 +151,7 @@ class SmallModel(DraftModel):
         memory, logits, _ = self.backbone.prefill(
             inputs, extra_slots=context.request.max_new_tokens + 64
         )
-        if isinstance(self.backbone, Backbone) and self.backbone.compiled is not None:
-            self.backbone.compiled.prepare(self.backbone, memory, context.request.max_new_tokens)
+        self.backbone.prepare_graphs(memory, context.request.max_new_tokens)
         return _ModelState(memory, [context.prompt[row] for row in range(context.batch)], logits)
 
     def predict_first(self, context: Context, state: _ModelState) -> Categorical:
@@ -183,10 +182,7 @@ class SmallModel(DraftModel):
         return FirstBlock(state.memory, layout, (), counts, commit)
 
     def graph_steps(self) -> GraphSteps | None:
-        compiled = vars(self.backbone).get("compiled")
-        if compiled is None:
-            return None
-        return GraphSteps(compiled.graphs, compiled.make_step, itemgetter(0), lambda *given: [])
+        return steps_of_reader(self.backbone)
 
     def predict(self, context: Context, state: _ModelState, nodes: DraftNodes) -> Categorical:
         logits, _ = self.backbone.read(state.memory, nodes.block(state.memory.like))
@@ -228,6 +224,14 @@ class _ModelState:
         """Remove a row; the last one takes its place."""
         drop_row(self.memory, row)
         swap_out(self.read, row)
+
+
+def steps_of_reader(reader: Reader) -> GraphSteps | None:
+    """The forwards of a decoder that predicts by its own output head, where it is compiled."""
+    compiled = vars(reader).get("compiled")
+    if compiled is None:
+        return None
+    return GraphSteps(compiled.graphs, compiled.make_step, itemgetter(0), lambda *given: [])
 
 
 def unread_block(context: Context) -> TokenBlock:

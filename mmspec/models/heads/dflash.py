@@ -15,7 +15,7 @@ head, unless the draft vocabulary is smaller.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 from torch import Tensor, nn
@@ -27,6 +27,7 @@ from mmspec.models.heads.draft_vocabulary import DraftVocabulary
 from mmspec.models.heads.p_eagle import check_mask_token
 from mmspec.models.heads.state_head import SlotRotaryEmbedding, StateHeadConfig
 from mmspec.models.llama_layers import FULL, AttentionMask, LlamaHead
+from mmspec.targets.fixed import BlockPlan, FixedCache
 
 SLOTS, AXES = ("fused", "hidden"), ("keep", "mrope")
 
@@ -142,6 +143,35 @@ class DFlashHead(DraftVocabulary, LlamaHead):
     def logits(self, states: Tensor, target_head: Callable[[Tensor], Tensor]) -> Tensor:
         """Logits of states (..., D) over the draft vocabulary: (..., V')."""
         return target_head(states) if self.lm_head is None else self.lm_head(states)
+
+
+def make_compiled_step(
+    head: DFlashHead, embed: Callable[[Tensor], Tensor], target_head: Callable[[Tensor], Tensor]
+) -> Callable[..., Any]:
+    """A function of tensors alone that caches context slots and reads the block after them.
+
+    Its results are logits (R, K, V') of the masks, the last tokens.
+    """
+    length = head.config.block_size
+
+    def step(
+        tokens: Tensor,  # (R, n + block_size)
+        more: Sequence[Tensor],  # states (R, n + block_size, D), the first n of them of slots
+        depths: Tensor,
+        corner: Tensor,
+        columns: Tensor,
+        base: Tensor,
+        offsets: Tensor | None,
+        parts: Sequence[Tensor],
+    ) -> tuple[Tensor]:
+        plan, count = BlockPlan(depths, corner, columns, base, offsets), tokens.shape[1] - length
+        states, places = more[0][:, :count], plan.positions
+        head.cache_context(states, places[..., :count], FixedCache(parts, plan.slots[:, :count]))
+        block = FixedCache(parts, plan.slots[:, count:])
+        out = head(embed(tokens[:, count:]), plan.mask[:, :, count:], places[..., count:], block)
+        return (head.logits(out[:, 1:], target_head),)
+
+    return step
 
 
 def uniform_layers(layers: int, count: int) -> tuple[int, ...]:

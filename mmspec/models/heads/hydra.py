@@ -12,7 +12,8 @@ separate weights; in published heads those after the first are equal.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -26,6 +27,7 @@ from transformers.models.llama.modeling_llama import (
 from mmspec.models.heads.medusa import MedusaBlock, init_block
 from mmspec.models.heads.state_head import StateHeadConfig
 from mmspec.models.llama_layers import LlamaHead
+from mmspec.targets.fixed import BlockPlan, FixedCache
 
 ARCHITECTURES = ("mlp", "prefix-mlp")
 
@@ -132,3 +134,23 @@ class HydraHeads(LlamaHead):
             assert isinstance(output, nn.Linear)
             output.weight.copy_(weight)
             output.bias.zero_()
+
+
+def make_compiled_prefix(heads: HydraHeads) -> Callable[..., Any]:
+    """A function of tensors alone that reads states by the prefix layer: (R, q, D)."""
+
+    def read(
+        tokens: Tensor,  # (R, q), not read
+        more: Sequence[Tensor],  # states (R, q, D)
+        depths: Tensor,
+        corner: Tensor,
+        columns: Tensor,
+        base: Tensor,
+        offsets: Tensor | None,
+        parts: Sequence[Tensor],
+    ) -> tuple[Tensor]:
+        plan = BlockPlan(depths, corner, columns, base, offsets)
+        cache = FixedCache(parts, plan.slots)
+        return (heads.prefix(more[0], plan.mask, plan.positions, cache),)
+
+    return read

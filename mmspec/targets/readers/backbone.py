@@ -8,7 +8,7 @@ read by the text decoder with explicit position ids and an explicit mask.
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
@@ -167,6 +167,15 @@ class Backbone(Reader):
             memories.append(one)
         memory = memories[0] if is_shared else RowMemories(memories)
         return memory, self.divide_logits(out.logits[:, -1]), out
+
+    def compile_blocks(self, make_graphs: Callable[..., Any], layers: Sequence[int] = ()) -> str:
+        compiled = import_module("mmspec.targets.readers.compiled")  # by those who ask for it alone
+        self.compiled = compiled.CompiledBlocks(self, make_graphs, layers)
+        return ""
+
+    def prepare_graphs(self, memory: Any, new_tokens: int) -> None:
+        if self.compiled is not None:
+            self.compiled.prepare(self, memory, new_tokens)
 
     def _refresh(self) -> None:
         """Follow changes of the model since the last request: another output head or window.

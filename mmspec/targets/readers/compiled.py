@@ -28,7 +28,7 @@ from mmspec.targets.graphs import GraphSet, parse_backend
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.readers.backbone import FULL, SLIDING, Backbone
 from mmspec.targets.readers.hooks import wanted_layers
-from mmspec.targets.readers.reader import Reader, layer_list_name, without_layers
+from mmspec.targets.readers.reader import layer_list_name, without_layers
 from mmspec.targets.readers.rounding import rounding_margin, score_difference
 
 ROOM = 64  # slots for drafts beside the new tokens of a request
@@ -44,21 +44,21 @@ def compile_readers(
 ) -> CompileLog:
     """Let the reader of a target, and of its draft model, read blocks by compiled graphs.
 
-    `draft` is a reader or a `mmspec.drafters.draft_model.DraftModel`, if there is one; `features`
+    `draft` is a reader or a `mmspec.drafters.draft_model.DraftModel`, or None; `features`
     are those that the target provides; `option` is the value of `compile=`. What cannot be compiled
     is in the log. Raises ValueError for an option that is no backend.
     """
     found, backend = CompileLog(), parse_backend(option)
     recorded = sorted({one for layers in wanted_layers(features).values() for one in layers})
-    for part, reader, layers in ((TARGET, target, recorded), (DRAFTER, draft, ())):
-        name = type(reader if reader is None else vars(reader).get("model", reader)).__name__
-        graphs = partial(BlockGraphs, GraphSet(name, found, backend, part))
-        if isinstance(reader, Backbone):
-            reader.compiled = CompiledBlocks(reader, graphs, layers)
-        elif isinstance(reader, Reader):
-            found.refuse(name, "only the blocks of decoders without guidance are compiled", part)
-        elif reader is not None and not reader.compile_blocks(graphs):
-            found.refuse(name, "it reads no blocks after a cache of its own", part)
+    for part, reader, more in ((TARGET, target, (recorded,)), (DRAFTER, draft, ())):
+        if reader is None:
+            continue
+        name = type(vars(reader).get("model", reader)).__name__
+        reason = reader.compile_blocks(
+            partial(BlockGraphs, GraphSet(name, found, backend, part)), *more
+        )
+        if reason:
+            found.refuse(name, reason, part)
     return found
 
 
@@ -67,13 +67,18 @@ class BlockGraphs:
 
     `make` returns a function of tokens (R, q), further inputs (R, q, ...), and depths, corner,
     columns, base, offsets and parts as `FixedSlots.place` gives them; its results are (R, q, ...).
-    `modules` are those that it runs.
+    `modules` are those that it runs. Blocks are padded to `least` tokens: with 2, there is no graph
+    for one token alone.
     """
 
     def __init__(
-        self, graphs: GraphSet, make: Callable[[], Any], modules: Callable[[], Iterable[nn.Module]]
+        self,
+        graphs: GraphSet,
+        make: Callable[[], Any],
+        modules: Callable[[], Iterable[nn.Module]],
+        least: int = 1,
     ) -> None:
-        self.graphs, self.make, self.modules = graphs, make, modules
+        self.graphs, self.make, self.modules, self.least = graphs, make, modules, least
         self.store = BufferStore()
 
     def prepare(self, memory: Any, new_tokens: int, obstacle: str | None = None) -> None:
@@ -85,15 +90,18 @@ class BlockGraphs:
             self.graphs.note(reason)
         else:
             self.follow()
-            memory.fixed = FixedSlots(memory, self.store, min(new_tokens, MAX_RESERVED) + ROOM)
+            if memory.fixed is None:  # else another reader's, of the same memory
+                memory.fixed = FixedSlots(memory, self.store, min(new_tokens, MAX_RESERVED) + ROOM)
 
     def follow(self) -> None:
         """Compile anew if the modules have changed; once per request."""
         self.graphs.follow(self.modules())
 
-    def is_ready(self, memory: Memory) -> bool:
+    def is_ready(self, memory: Any) -> bool:
         """Whether a block can be read compiled; follows rows that joined or left."""
-        if self.graphs.is_refused or torch.is_grad_enabled() or memory.fixed is None:
+        if self.graphs.is_refused or torch.is_grad_enabled():
+            return False
+        if not isinstance(memory, Memory) or memory.fixed is None:
             return False
         if not memory.fixed.is_current(memory):
             if FixedSlots.find_obstacle(memory) is not None:
@@ -116,7 +124,7 @@ class BlockGraphs:
         if block.embeds is not None or not self.is_ready(memory):
             return None
         fixed = memory.fixed
-        inputs = place_block(memory, block, more)
+        inputs = place_block(memory, block, more, self.least)
         out = self.graphs.run(
             (fixed.rows, inputs[0].shape[1] == 1, block.num_preceding > 0),
             self.make,
@@ -145,10 +153,12 @@ class BlockGraphs:
         return self.graphs.run(shapes, self.make, inputs, tuple, compare)
 
 
-def place_block(memory: Memory, block: TokenBlock, more: Sequence[Tensor]) -> tuple[Any, ...]:
-    """The inputs of a function of padded blocks."""
+def place_block(
+    memory: Memory, block: TokenBlock, more: Sequence[Tensor], least: int = 1
+) -> tuple[Any, ...]:
+    """The inputs of a function of padded blocks, of at least `least` tokens."""
     fixed = memory.fixed
-    tokens, *placed = fixed.place(memory, block)
+    tokens, *placed = fixed.place(memory, block, least)
     padded = [pad(one, (*tokens.shape, *one.shape[2:])) for one in more]
     return (tokens, padded, *placed, fixed.base, fixed.offsets, fixed.parts)
 
@@ -291,6 +301,6 @@ def symbolic_axes(inputs: tuple[Any, ...]) -> list[tuple[Tensor, int]]:
 
 def _difference(ours: Tensor, block: TokenBlock, eager: Tensor, batch: int) -> float | None:
     """How far the last scores (B, n, V) are from the eager ones; None if no more than rounding."""
-    last = ours[:batch, block.length - eager.shape[1] : block.length]
+    last = ours[:batch, : block.length][:, -eager.shape[1] :]
     gap = float(score_difference(last, eager))
     return gap if gap > rounding_margin(eager.dtype) else None

@@ -120,6 +120,14 @@ class Reader(ABC):
         """Size of its vocabulary."""
         return int(self.config.vocab_size)
 
+    def compile_blocks(self, make_graphs: Callable[..., Any], layers: Sequence[int] = ()) -> str:
+        """As `DraftModel.compile_blocks`; `layers` are hidden states that are recorded."""
+        return "only the blocks of decoders without guidance are compiled"
+
+    def prepare_graphs(self, memory: Any, new_tokens: int) -> None:
+        """Make the memory of a prompt ready for compiled blocks, where they are."""
+        return
+
     @abstractmethod
     def prefill(self, inputs: Mapping[str, Any], extra_slots: int) -> tuple[Any, Tensor, Any]:
         """Read a prompt; return its memory, the next-token logits (B, V) and the model's output."""

@@ -161,8 +161,7 @@ class CausalTarget:
         offer |= states
         if request.past is not None and request.past.features is not None:
             offer |= request.past.features.prepend_to(offer)
-        if isinstance(self.backbone, Backbone) and self.backbone.compiled is not None:
-            self.backbone.compiled.prepare(self.backbone, memory, request.max_new_tokens)
+        self.backbone.prepare_graphs(memory, request.max_new_tokens)
         return memory, logits
 
     @contextmanager

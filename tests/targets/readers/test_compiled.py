@@ -16,11 +16,7 @@ from accelerate.hooks import ModelHook, add_hook_to_module
 import mmspec
 from mmspec.draft import Draft, Kind
 from mmspec.modalities.common.families import make_reader
-from mmspec.models.heads.dflash import DFlashHead, DFlashHeadConfig
 from mmspec.models.heads.eagle3 import Eagle3Head, Eagle3HeadConfig
-from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
-from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
-from mmspec.models.heads.p_eagle import PEagleHead, PEagleHeadConfig
 from mmspec.targets import fixed
 from mmspec.targets.graphs import EAGER
 from mmspec.targets.memory import build_block
@@ -334,42 +330,3 @@ def test_a_head_on_the_targets_states_reads_compiled_blocks(
         assert out.stats.compiled_forwards is not None
         assert out.stats.compiled_forwards > 3 * out.stats.target_calls  # one is the target's
         assert out.stats.fallback is None
-
-
-HEADS: dict[str, tuple[Any, Any]] = {
-    "medusa": (MedusaHeads, MedusaHeadsConfig),
-    "hydra": (HydraHeads, HydraHeadsConfig),
-    "p-eagle": (PEagleHead, PEagleHeadConfig),
-    "dflash": (DFlashHead, DFlashHeadConfig),
-}
-
-
-def _make_heads(model: Any, name: str) -> Any:
-    text, (kind, config) = model.config.get_text_config(), HEADS[name]
-    more = {} if name in ("medusa", "hydra") else {"mask_token_id": text.vocab_size - 1}
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return kind(config.of(text, text.vocab_size, **more)).eval()
-
-
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", ["medusa", "hydra", "p-eagle"])
-def test_heads_beside_the_target_are_graphs(name: str, batch: int) -> None:
-    model, request = toys.model("llava", layers=4), request_of("llava", batch)
-    heads = _make_heads(model, name)
-    eager, fast = (
-        mmspec.accelerate(model, name, drafter=heads, **more) for more in ({}, {"compile": EAGER})
-    )
-    expected, out = (one.generate(**request, max_new_tokens=8) for one in (eager, fast))
-    assert torch.equal(out.sequences, expected.sequences)
-    assert out.stats.per_step_accepted == expected.stats.per_step_accepted
-    assert out.stats.compile["drafter"].startswith("compiled")
-    assert out.stats.compiled_forwards > out.stats.target_calls
-
-
-def test_heads_of_another_kind_say_that_they_run_eager() -> None:
-    model, request = toys.model("llava", layers=4), request_of("llava")
-    fast = mmspec.accelerate(model, "dflash", drafter=_make_heads(model, "dflash"), compile=EAGER)
-    stats = fast.generate(**request, max_new_tokens=6).stats
-    assert stats.compiled_forwards == stats.target_calls
-    assert "reads no blocks" in stats.compile["drafter"]
