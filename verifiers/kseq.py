@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -46,11 +47,25 @@ def _step(branches: Branches) -> tuple[Tensor, Tensor]:
 
 
 def acceptance_ratio(p: Tensor, q: Tensor, k: Tensor) -> Tensor:  # (..., V) x2, (..., 1)
-    """rho in [1, k] by bisection, from the side where the residual stays non-negative."""
-    low, high = torch.ones_like(k), k.clamp_min(1)
-    for _ in range(56 if p.dtype == torch.float64 else 28):
-        middle = (low + high) / 2
-        beta = torch.minimum(q, p / middle).sum(-1, keepdim=True)
-        above = 1 - (1 - beta).pow(k) <= middle * beta  # the root is at or below middle
-        low, high = torch.where(above, low, middle), torch.where(above, middle, high)
-    return high
+    """rho in [1, k], from the side where the residual stays non-negative, which is exact.
+
+    Each step evaluates `_POINTS` points of the interval at once and keeps the part with the root.
+    """
+    p, q, k = p[..., None, :], q[..., None, :], k[..., None]
+    high = k.clamp_min(1).expand(*p.shape[:-1], 1)
+    low, share = torch.ones_like(high), _shares(k.dtype, k.device)
+    for _ in range(18 if p.dtype == torch.float64 else 5):
+        points = torch.lerp(low, high, share)  # (..., P + 2, 1), the ends of all parts
+        beta = torch.minimum(q, p / points).sum(-1, keepdim=True)
+        below = 1 - (1 - beta).pow(k) > points * beta  # the root is above the point
+        part = below[..., 1:-1, :].sum(-2, keepdim=True)
+        low, high = points.gather(-2, part), points.gather(-2, part + 1)
+    return high[..., 0]
+
+
+_POINTS = 7
+
+
+@lru_cache(maxsize=8)
+def _shares(dtype: torch.dtype, device: torch.device) -> Tensor:  # (P + 2, 1)
+    return torch.linspace(0, 1, _POINTS + 2, dtype=dtype, device=device)[:, None]

@@ -219,7 +219,7 @@ class KeyedNoise:
 
     def _uniforms(self, lane: int, count: int) -> Tensor:  # (B, 1), or (B, count or more)
         """One number for each of `count` lanes; others may follow them."""
-        if (lane == Lane.WALK and 1 < count <= LEVELS) or (lane == Lane.RESIDUAL and count == 1):
+        if (lane == Lane.WALK and count <= LEVELS) or (lane == Lane.RESIDUAL and count == 1):
             return self._of_this_round((lane, "usual"), self._draw_usual)
 
         def draw(first: int) -> dict[Any, Tensor]:
