@@ -12,6 +12,7 @@ import torch
 
 from mmspec.models.folder import Shape, find_weight_files, read_json, read_shapes
 from mmspec.models.placement import GROUP, Placement
+from mmspec.models.quantized_pipelines import find_denoisers
 
 MEMINFO = Path("/proc/meminfo")
 CGROUP = Path("/sys/fs/cgroup")  # of a container, which may have less than the machine
@@ -24,17 +25,17 @@ def weight_bytes(folder: Path, placement: Placement, dtype: torch.dtype | None =
     `dtype` is used where `placement` has none; None = as saved. Only headers are read. Raises
     ValueError as `mmspec.models.folder.read_shapes` does.
     """
-    kind = placement.torch_dtype or dtype
-    return sum(_folder_bytes(one, placement.quantize, kind) for one in _parts(folder))
-
-
-def _parts(folder: Path) -> list[Path]:
-    """The folders that hold weights: of a pipeline those of its parts."""
+    kind, quantize = placement.torch_dtype or dtype, placement.quantize
     index = folder / "model_index.json"
     if not index.is_file():
-        return [folder]
-    parts = [folder / name for name in read_json(index) if not name.startswith("_")]
-    return [one for one in parts if one.is_dir() and any(one.glob("*.safetensors"))]
+        return _folder_bytes(folder, quantize, kind)
+    names = [name for name in read_json(index) if not name.startswith("_")]
+    small = find_denoisers(names)
+    return sum(
+        _folder_bytes(folder / name, quantize if name in small else None, kind)
+        for name in names
+        if any((folder / name).glob("*.safetensors"))
+    )
 
 
 def _folder_bytes(folder: Path, quantize: str | None, dtype: torch.dtype | None) -> int:

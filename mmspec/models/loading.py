@@ -25,6 +25,7 @@ from transformers.models.auto.modeling_auto import (
 
 from mmspec.errors import explain_load_errors
 from mmspec.models.folder import check_folder_exists, read_json, read_shapes
+from mmspec.models.quantized_pipelines import quantize_on_load
 
 if TYPE_CHECKING:
     from mmspec.models.placement import Placement
@@ -203,13 +204,19 @@ def load_pipeline(
 ) -> Any:
     """Load a pipeline from a folder or a hub name; safetensors only.
 
-    Raises ValueError for a missing folder, and for a device map that diffusers refuses.
+    Raises ValueError for a missing folder, and for a device map or quantization that diffusers
+    refuses.
     """
     from diffusers import DiffusionPipeline
 
     name = str(source)
     check_folder_exists(name, "pipeline")
-    placed = {} if placement is None else {"device_map": placement.device_map}
+    placed: dict[str, Any] = {}
+    if placement is not None:
+        placed = {"device_map": placement.device_map}
+        if placement.quantize is not None:
+            placed["quantization_config"] = quantize_on_load(name, placement)
+            dtype = dtype or torch.float32  # of all parts, else diffusers chooses one per part
     explained = nullcontext() if placement is None else placement.explain(name)
     with explain_load_errors(name, "pipeline"), explained:
         pipe = DiffusionPipeline.from_pretrained(

@@ -9,9 +9,10 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import torch
@@ -95,8 +96,17 @@ class Placement:
         if self.attn is not None:
             found["attn_implementation"] = self.attn
         if self.quantize is not None:
-            found["quantization_config"] = _quantization(self.quantize, self._has_cuda)
+            found["quantization_config"] = self.quantization(import_module("transformers"))
         return found
+
+    def quantization(self, library: ModuleType) -> Any:
+        """The configuration of `quantize` by a class of transformers or diffusers."""
+        assert self.quantize is not None
+        if self.quantize == "bnb-int8":
+            return library.BitsAndBytesConfig(load_in_8bit=True)
+        if self.quantize == "bnb-nf4":
+            return library.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+        return library.TorchAoConfig(_torchao_config(self.quantize, self._has_cuda))
 
     @property
     def _has_cuda(self) -> bool:
@@ -104,16 +114,17 @@ class Placement:
         return on_map or self.torch_device.type == "cuda"
 
     def finish(self, model: Any) -> Any:
-        """Move a loaded model where its loader has not put it there.
+        """Move a loaded model or pipeline where its loader has not put it there.
 
-        Raises ValueError where a quantizer left every linear layer as it was.
+        Raises ValueError where a quantizer left every linear layer of a model as it was.
         """
-        if self.quantize is not None:
-            self._check_quantized(model)
+        if self.quantize is not None and isinstance(model, nn.Module):
+            self.check_quantized(model)
         is_placed = self.device_map is not None or self.device is None
         return model if is_placed or model.device == self.torch_device else model.to(self.device)
 
-    def _check_quantized(self, model: nn.Module) -> None:
+    def check_quantized(self, model: nn.Module) -> None:
+        """Raises ValueError where a quantizer left every linear layer as it was."""
         linear = [one for one in model.modules() if isinstance(one, nn.Linear)]
         if all(type(one.weight) is nn.Parameter for one in linear):
             raise ValueError(
@@ -126,7 +137,7 @@ class Placement:
         """Name the option that the class of a model refuses, and the fix, in the error."""
         try:
             yield
-        except (ValueError, ImportError, RuntimeError, NotImplementedError) as error:
+        except _ERRORS as error:
             text = str(error)
             for name, words in _REFUSALS.items():
                 if name in self.given and any(word in text for word in words):
@@ -138,9 +149,10 @@ class Placement:
             raise
 
 
+_ERRORS = (ValueError, ImportError, RuntimeError, NotImplementedError, AssertionError)
 _REFUSALS = {  # words of the errors of transformers and diffusers, by option
     "attn": ("attention", "attn_implementation", "Flex", "flex"),
-    "quantize": ("quantiz", "torchao", "bitsandbytes", "conversion of the weights"),
+    "quantize": ("quantiz", "torchao", "bitsandbytes", "conversion of the weights", "divisible"),
     "device_map": ("device_map", "device map", "offload", "_no_split_modules"),
 }
 _FIXES = {
@@ -255,25 +267,17 @@ def _check_quantizer(name: str, device: torch.device | None) -> None:
         raise ValueError(f"quantize={name!r} needs a GPU; give device= or device_map='auto', too")
 
 
-def _quantization(name: str, has_cuda: bool) -> Any:
-    """The configuration of transformers for weights of 8 or 4 bits."""
-    from transformers import BitsAndBytesConfig, TorchAoConfig
-
-    if name == "bnb-int8":
-        return BitsAndBytesConfig(load_in_8bit=True)
-    if name == "bnb-nf4":
-        return BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
+def _torchao_config(name: str, has_cuda: bool) -> Any:
+    """The configuration of torchao for weights of 8 or 4 bits."""
     from torchao import quantization
 
     if name == "int8":
-        return TorchAoConfig(quantization.Int8WeightOnlyConfig())
+        return quantization.Int8WeightOnlyConfig()
     if has_cuda:
         packing = {"group_size": GROUP, "int4_packing_format": "tile_packed_to_4d"}
-        return TorchAoConfig(quantization.Int4WeightOnlyConfig(**packing))
+        return quantization.Int4WeightOnlyConfig(**packing)
     groups = quantization.PerGroup(GROUP)
-    return TorchAoConfig(
-        quantization.IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=groups)
-    )
+    return quantization.IntxWeightOnlyConfig(weight_dtype=vars(torch)["int4"], granularity=groups)
 
 
 ANYWHERE = Placement()

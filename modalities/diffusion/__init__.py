@@ -38,5 +38,5 @@ MODALITY = Modality(
     parts=("window", "tree", "max_rows", "sampler"),
     plain=("paradigms", {"window": 1}),
     survey="mmspec.modalities.diffusion.survey",
-    placement=("device", "dtype", "device_map"),
+    placement=("device", "dtype", "device_map", "quantize"),
 )

@@ -32,6 +32,7 @@ from mmspec.targets.continuous.denoising import Prediction
 
 NETWORKS = ("unet", "transformer")
 ROUNDING = 0.05  # of the largest output, also in bfloat16
+INFLUENCE = 0.003  # of the largest output: other rows of equally many may change a row by less
 CONTROL = "controlnet"  # computes arguments of the other networks
 
 
@@ -184,10 +185,31 @@ class Network:
             raise _unsupported_rows(call.name, f"an output of shape {tuple(shape)}")
         if not _has_equal_rows(found):
             raise _unsupported_rows(call.name, "different outputs for equal rows")
+        self._check_independence(call, index, found[0])
         self.denoiser_outputs[call.name] = DenoiserOutput.of(
             given, shape[1:], call.recorded_states.shape[1:]
         )
         return self.denoiser_outputs[call.name]
+
+    def _check_independence(self, call: NetworkCall, index: Tensor, expected: Tensor) -> None:
+        """Raises ValueError if the first of some rows is changed by the states of the others.
+
+        Rows of a chain would then depend on drafts. Forwards of as many rows round equally.
+        """
+        states = call.recorded_states[index]
+        states[1:] = -states[1:]
+        args, kwargs = call.replay(states, index, index)
+        found = read_prediction(getattr(self.pipe, call.name)(*args, **kwargs))[0]
+        self.rows += len(index)
+        change = float((found.float() - expected.float()).abs().amax())
+        size = float(expected.float().abs().amax())
+        if change > INFLUENCE * size:
+            raise ValueError(
+                f"pipe.{call.name} predicts up to {change / size:.1%} different for a state when "
+                "other states are in its batch, as with activations quantized by one scale per "
+                "tensor, so recipes that sample chains cannot be right; quantize weights only or "
+                "per row (granularity=PerRow() of torchao), or use speca or taylorseer"
+            )
 
 
 def _is_expert(own: str, name: str, part: Any) -> bool:

@@ -25,6 +25,7 @@ from mmspec.modalities.diffusion.stochastic_sampler import StochasticSampler, ma
 from mmspec.modality import Loop, Session
 from mmspec.models.loading import load_pipeline
 from mmspec.models.placement import ANYWHERE, Placement
+from mmspec.models.quantized_pipelines import quantize_in_place
 from mmspec.recipe import Recipe
 from mmspec.targets.continuous.split_rows import SplitRows
 
@@ -277,4 +278,8 @@ def load(
             f"device_map={placement.device_map!r}: {name} is a bundled pipeline, which fits on any "
             "device; give device="
         )
-    return placement.finish(zoo.load(name.removeprefix("zoo:"), placement.torch_dtype))
+    pipe = zoo.load(name.removeprefix("zoo:"), placement.torch_dtype)
+    if placement.quantize is not None:
+        with placement.explain(name):
+            quantize_in_place(pipe, placement)
+    return placement.finish(pipe)

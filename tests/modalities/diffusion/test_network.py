@@ -396,3 +396,35 @@ def test_counts_below_one_are_refused_by_name(recipe: str, count: dict[str, int]
     fast = mmspec.accelerate(pipeline("ddpm"), recipe)
     with pytest.raises(ValueError, match=rf"{name}={value} must be a whole number of at least 1"):
         fast(**{"num_inference_steps": 2, **count})
+
+
+class _TensorScale(torch.nn.Module):
+    """A linear layer whose inputs are rounded to 8 bits by one scale for the whole tensor."""
+
+    def __init__(self, linear: torch.nn.Linear, per_row: bool) -> None:
+        super().__init__()
+        self.linear, self.per_row = linear, per_row
+
+    def forward(self, x: Tensor) -> Tensor:
+        size = x.abs().amax(-1, keepdim=True) if self.per_row else x.abs().amax()
+        scale = size.clamp_min(1e-12) / 127
+        return self.linear((x / scale).round() * scale)
+
+
+@pytest.mark.parametrize("per_row", [True, False])
+@pytest.mark.parametrize("name", ["sd", "dit"])
+def test_rows_that_depend_on_each_other_are_refused(name: str, per_row: bool) -> None:
+    """As activations quantized per tensor are; a recipe that keeps the loop takes them."""
+    pipe = pipeline(name)
+    network = pipe.unet if name == "sd" else pipe.transformer
+    for part in list(network.modules()):
+        for key, one in list(part.named_children()):
+            if type(one) is torch.nn.Linear and key.startswith(("to_", "0", "proj", "2")):
+                setattr(part, key, _TensorScale(one, per_row))
+    if per_row:
+        assert draw(mmspec.accelerate(pipe, FROZEN), name, seed=0).std() > 0
+        return
+    with pytest.raises(ValueError, match=r"different for a state when other states.*PerRow\(\)"):
+        draw(mmspec.accelerate(pipe, FROZEN), name, seed=0)
+    forecast = mmspec.accelerate(pipe, "taylorseer", interval=1, lite=True)
+    assert draw(forecast, name, seed=0).std() > 0
