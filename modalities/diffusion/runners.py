@@ -16,8 +16,10 @@ from torch import Tensor
 
 from mmspec.decode import Parts
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
+from mmspec.drafters.denoising.freeze import FREEZES
+from mmspec.drafters.denoising.frozen import ROOTS
 from mmspec.drafters.denoising.window import Window
-from mmspec.errors import check_number
+from mmspec.errors import check_number, choose_option
 from mmspec.modalities.diffusion.network import (
     Network,
     check_network,
@@ -60,6 +62,9 @@ class ChainRunner:
             if one is not None:
                 check_network(one)
         assert isinstance(recipe.execution, Window)
+        for name, known in (("freeze", FREEZES), ("root", ROOTS)):
+            if name in recipe.options:
+                choose_option(name, recipe.options[name], known)
         self.deterministic = recipe.execution.deterministic
         check_scheduler(pipe.scheduler, self.deterministic)
         self.network = Network(pipe)

@@ -26,6 +26,8 @@ from mmspec.drafters.denoising.frozen import (
 )
 from mmspec.drafters.denoising.unroll import unroll
 from mmspec.drafters.denoising.window import Progress, window_of
+from mmspec.drafters.forecast.forecast import HIGHEST_ORDER
+from mmspec.errors import check_number
 from mmspec.recipe import Kit
 from mmspec.targets.continuous.denoising import Trajectory
 
@@ -60,8 +62,7 @@ class Extrapolated(PredictionDrafter):
     order: int = 1
 
     def __post_init__(self) -> None:
-        if self.order < 0:
-            raise ValueError(f"order={self.order} is below 0; give 0 (frozen), 1 or 2")
+        check_number("order", self.order, 0, HIGHEST_ORDER, whole=True)
 
     def begin(self, context: Trajectory) -> History:
         size = (context.batch, self.order + 1, *context.event)

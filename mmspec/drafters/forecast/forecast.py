@@ -15,6 +15,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from mmspec.errors import check_number
+
+HIGHEST_ORDER = 16  # polynomials of higher degree are dominated by rounding
+
 
 class Basis(Protocol):
     """Which differences of features are stored, and their weights in a forecast.
@@ -68,12 +72,11 @@ class Timeline:
     def begin(
         cls, basis: Basis, order: int, rows: int, device: torch.device, start: int = 0
     ) -> Timeline:
-        """An empty timeline. Raises ValueError for a negative order.
+        """An empty timeline. Raises ValueError for an order below 0 or above `HIGHEST_ORDER`.
 
         A step before `start` is recorded without differences to earlier ones.
         """
-        if order < 0:
-            raise ValueError(f"order={order} is negative; 0 repeats features, 1 extends lines")
+        check_number("order", order, 0, HIGHEST_ORDER, whole=True)
         nodes = torch.full((rows, order + 1), -1.0, device=device)
         return cls(basis, nodes, torch.zeros(rows, dtype=torch.int64, device=device), start)
 

@@ -42,10 +42,10 @@ from mmspec.drafters.forecast.features import (
     select_rows,
     tensors,
 )
-from mmspec.drafters.forecast.forecast import Basis, Newton, Taylor, Timeline
+from mmspec.drafters.forecast.forecast import HIGHEST_ORDER, Basis, Newton, Taylor, Timeline
 from mmspec.drafters.forecast.steps import StepClock, check_finite, networks_of, time_of
 from mmspec.drafters.forecast.work import PassWork, count_work
-from mmspec.errors import choose_option
+from mmspec.errors import check_number, choose_option
 from mmspec.recipe import Kit
 from mmspec.targets.continuous.forecast_error import Metric
 from mmspec.targets.continuous.forecast_schedule import ForecastSchedule, SampleHistory
@@ -78,8 +78,7 @@ class Extrapolation:
     lite: bool = False
 
     def __post_init__(self) -> None:
-        if self.order < 0:
-            raise ValueError(f"order={self.order} is negative; 0 repeats features, 1 extends lines")
+        check_number("order", self.order, 0, HIGHEST_ORDER, whole=True)
 
     def under(self, gate: object) -> Forecasting:
         """Bind to a recipe's verifier. Raises ValueError for one that judges something else."""

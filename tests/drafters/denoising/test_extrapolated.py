@@ -96,6 +96,7 @@ def test_it_helps_where_a_sampler_draws_little_noise() -> None:
     assert calls[1] < calls[0]
 
 
-def test_an_order_below_0_is_refused() -> None:
-    with pytest.raises(ValueError, match="order=-1 is below 0"):
-        Extrapolated(order=-1)
+@pytest.mark.parametrize("order", [-1, 1.5, 10**9])
+def test_orders_out_of_range_are_refused(order: float) -> None:
+    with pytest.raises(ValueError, match=f"order={order} must be a whole number of at least 0"):
+        Extrapolated(order=order)  # type: ignore[arg-type]

@@ -113,5 +113,5 @@ def test_forecasts_share_no_memory_with_what_was_recorded() -> None:
 
 
 def test_a_negative_order_is_refused() -> None:
-    with pytest.raises(ValueError, match="order=-1 is negative"):
+    with pytest.raises(ValueError, match="order=-1 must be a whole number"):
         Timeline.begin(Taylor(), -1, 1, torch.device("cpu"))

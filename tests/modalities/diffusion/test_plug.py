@@ -137,3 +137,18 @@ def test_a_window_longer_than_the_steps_is_refused_before_any_call(
 def test_rows_are_not_limited_by_a_recipe_that_keeps_the_loop() -> None:
     with pytest.raises(ValueError, match="'taylorseer' calls the network with the rows of the"):
         mmspec.accelerate(pipeline("dit"), "taylorseer", max_rows=2)
+
+
+@pytest.mark.parametrize(
+    ("recipe", "options", "message"),
+    [
+        ("asd", {"root": "fresh"}, "root='fresh' is not known; choose one of refresh, prefetch"),
+        ("accelerated-diffusion-carried", {"freeze": "x0"}, "freeze='x0' is not known"),
+        ("taylorseer", {"order": 10**9}, "order=1000000000 must be .*at most 16"),
+    ],
+)
+def test_options_are_refused_before_a_call(
+    recipe: str, options: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        mmspec.accelerate(pipeline("dit"), recipe, **options)
