@@ -3,8 +3,8 @@
 The window of ParaDiGMS (Shih et al. 2023) under the reflection coupling of De Bortoli et al. 2025.
 A call predicts a whole window; predictions after a rejection draft the same steps again. Exact: the
 distribution of the samples is that of the same stochastic sampler, because a prediction made at a
-state is used for that step and later ones only, whose noise no decision has used yet. It takes the
-fewest calls of all recipes without a draft model.
+state is used for that step and later ones only, whose noise no decision has used yet.
+`accelerated-diffusion-secant` takes fewer calls.
 """
 
 from mmspec.drafters.denoising.frozen import with_old_predictions

@@ -45,6 +45,7 @@ def test_the_methods_are_there() -> None:
         "accelerated-diffusion-carried",
         "accelerated-diffusion-corrected",
         "accelerated-diffusion-frozen",
+        "accelerated-diffusion-secant",
         "asd",
         "asd-tree",
         "block-diffusion",
