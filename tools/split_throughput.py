@@ -4,7 +4,8 @@ python -m tools.split_throughput --shape small --processes 2 --tokens 64
 
 Tensor parallelism of transformers (`tp_plan="auto"`) by gloo on CPUs, one thread a process. Plain
 decoding, and a chain of 5 tokens of which an oracle has each right with probability 0.8: blocks
-share the cost of an exchange between processes. Every process has to decode the same tokens.
+share the cost of an exchange between processes. Every process has to decode the same tokens; how
+many of them are those of one process is printed.
 """
 
 from __future__ import annotations
@@ -31,8 +32,8 @@ LAUNCH = ("-m", "torch.distributed.run", "--standalone")
 LENGTH, ACCEPTANCE, PROMPT = 5, 0.8, 64
 
 
-def measure(folder: str, processes: int, count: int) -> dict[str, float]:
-    """Tokens per second by method, in each of the processes."""
+def measure(folder: str, processes: int, count: int) -> dict[str, Any]:
+    """Tokens per second by method ("rates") and the "tokens", in each of the processes."""
     from accelerate import PartialState
 
     state = PartialState(cpu=True)
@@ -56,7 +57,8 @@ def measure(folder: str, processes: int, count: int) -> dict[str, float]:
             raise RuntimeError("the processes decoded different tokens")
         dist.barrier()
         state.destroy_process_group()
-    return {"plain": count / seconds, f"chain of {LENGTH}": count / other}
+    rates = {"plain": count / seconds, f"chain of {LENGTH}": count / other}
+    return {"rates": rates, "tokens": tokens[0]}
 
 
 def _time(fast: Any, inputs: dict[str, Any]) -> tuple[Any, float]:
@@ -67,7 +69,7 @@ def _time(fast: Any, inputs: dict[str, Any]) -> tuple[Any, float]:
     return out, perf_counter() - start
 
 
-def launch(folder: str, processes: int, count: int) -> dict[str, float]:
+def launch(folder: str, processes: int, count: int) -> dict[str, Any]:
     """The figures of the first of so many processes. Raises RuntimeError where one fails."""
     own = ("-m", "tools.split_throughput", "--folder", folder, "--tokens", str(count))
     command = [sys.executable, *LAUNCH, f"--nproc-per-node={processes}", *own]
@@ -76,7 +78,7 @@ def launch(folder: str, processes: int, count: int) -> dict[str, float]:
     lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
     if done.returncode or len(lines) != processes:
         raise RuntimeError(f"{processes} processes failed:\n{done.stdout}{done.stderr}")
-    found: dict[str, float] = json.loads(lines[0])
+    found: dict[str, Any] = json.loads(lines[0])
     return found
 
 
@@ -95,12 +97,15 @@ def main(given: Sequence[str] | None = None) -> None:
         model = build_model(options.shape, torch.device("cpu"), torch.float32)
         model.save_pretrained(folder)
         one, several = (launch(folder, n, options.tokens) for n in (1, options.processes))
-    for method, rate in one.items():
-        ratio = several[method] / rate
+    for method, rate in one["rates"].items():
+        other = several["rates"][method]
         sys.stdout.write(
-            f"{options.shape}, {method}: {rate:.1f} tokens/s, {several[method]:.1f} by "
-            f"{options.processes} processes ({ratio:.2f}x)\n"
+            f"{options.shape}, {method}: {rate:.1f} tokens/s, {other:.1f} by "
+            f"{options.processes} processes ({other / rate:.2f}x)\n"
         )
+    pairs = zip(one["tokens"], several["tokens"], strict=True)
+    same = next((at for at, (a, b) in enumerate(pairs) if a != b), options.tokens)
+    sys.stdout.write(f"the first {same} of {options.tokens} tokens are those of one process\n")
 
 
 if __name__ == "__main__":
