@@ -1,4 +1,4 @@
-"""Load the bundled pipeline, and denoisers that are used with its other parts."""
+"""Load the bundled pipelines, and denoisers that are used with its other parts."""
 
 from __future__ import annotations
 
@@ -48,11 +48,33 @@ class PixArtAlphaPipeline(diffusers.PixArtAlphaPipeline):  # type: ignore[misc]
     __call__ = _own_size_call(diffusers.PixArtAlphaPipeline.__call__)
 
 
+class StableDiffusionPipeline(diffusers.StableDiffusionPipeline):  # type: ignore[misc]
+    """Stable Diffusion with a tiny autoencoder and without a filter of its images.
+
+    It has the name of its base, so that diffusers loads what it saves.
+    """
+
+    def __init__(
+        self, vae: AutoencoderTiny, text_encoder: Any, tokenizer: Any, unet: Any, scheduler: Any,
+        safety_checker: Any = None, feature_extractor: Any = None, image_encoder: Any = None,
+        requires_safety_checker: bool = False,
+    ) -> None:  # fmt: skip
+        super().__init__(
+            vae, text_encoder, tokenizer, unet, scheduler, safety_checker, feature_extractor,
+            image_encoder, requires_safety_checker,
+        )  # fmt: skip
+
+
+_PIPELINES: dict[str, Any] = {
+    kind.__name__: kind for kind in (PixArtAlphaPipeline, StableDiffusionPipeline)
+}
+
+
 def load(entry: Entry, folder: Path, dtype: torch.dtype | None = None) -> Any:
     """A pipeline for a target, a denoiser for a draft model."""
     if entry.target is not None:
         return load_pretrained(PixArtTransformer2DModel, folder, dtype)
-    kind: Any = PixArtAlphaPipeline
+    kind = _PIPELINES[diffusers.DiffusionPipeline.load_config(folder)["_class_name"]]
     return kind.from_pretrained(folder, dtype=dtype or torch.float32, local_files_only=True)
 
 

@@ -70,6 +70,9 @@ def test_processors_read_words_or_say_who_does(name: str) -> None:
 
 def test_autoencoders_belong_to_those_that_draw_latents() -> None:
     assert zoo.vae("mar-drafter").config == zoo.vae("mar").config
-    known = "llava has no autoencoder of its own; choose one of: diffusion, diffusion-textured, mar"
+    known = (
+        "llava has no autoencoder of its own; choose one of: "
+        "diffusion, diffusion-textured, diffusion-unet, mar"
+    )
     with pytest.raises(ValueError, match=known):
         zoo.vae("llava")

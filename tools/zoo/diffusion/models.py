@@ -175,11 +175,11 @@ def scheduler() -> DDPMScheduler:
     )
 
 
-def solver() -> DPMSolverMultistepScheduler:
+def solver(**settings: Any) -> DPMSolverMultistepScheduler:
     """DPM-Solver++ on the same schedule, as PixArt is published with: few steps, without noise."""
     from diffusers import DPMSolverMultistepScheduler
 
-    return DPMSolverMultistepScheduler.from_config(scheduler().config)
+    return DPMSolverMultistepScheduler.from_config(scheduler().config, **settings)
 
 
 def pipeline(
