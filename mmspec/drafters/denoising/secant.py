@@ -11,7 +11,7 @@ al. 2024 (ParaTAA, arXiv 2402.09970): a step uses secants of its own and earlier
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import torch
@@ -31,7 +31,7 @@ from mmspec.errors import check_number
 from mmspec.recipe import Kit
 from mmspec.targets.continuous.denoising import Trajectory
 
-DAMPING = 0.05  # of the squared lengths of secants: nearly parallel ones are averaged
+DAMPING = 0.05  # of the largest squared length: nearly parallel and much shorter secants count less
 STILL = 1e-5  # of a state's length: a shorter move is rounding, and no secant
 
 
@@ -54,11 +54,11 @@ class Slots:
 
     def move(self, first: list[int], size: int) -> Slots:
         """The slots of other steps; those that are not here are empty."""
-        index, inside = align(self.first, first, size, [self.known.shape[1]] * len(first))
-        parts = (self.state, self.clean, self.moved, self.change)
-        moved = [take(part, index.to(part.device), inside.to(part.device)) for part in parts]
-        known = take(self.known, index.to(moved[0].device), inside.to(moved[0].device))
-        return Slots(first, *moved, known)
+        counts = [self.known.shape[1]] * len(first)
+        index, inside = align(self.first, first, size, counts, self.known.device)
+        parts = (self.state, self.clean, self.moved, self.change, self.known)
+        state, clean, moved, change, known = (take(part, index, inside) for part in parts)
+        return Slots(first, state, clean, moved, change, known)
 
     def update(self, state: Tensor, clean: Tensor, new: Tensor) -> Slots:  # (B, S, *E) x2, (B, S)
         """With the predictions `clean` at `state` in the slots of `new`."""
@@ -88,11 +88,12 @@ class Slots:
         squares = gram.diagonal(dim1=1, dim2=2)
         slope = (moved * change).sum((1, 2)) / squares.sum(1).clamp_min(1e-30)
         slope = slope.clamp_min(0)[:, None]
-        damped = gram + torch.diag_embed(DAMPING * squares + (squares == 0))
-        weights = torch.linalg.solve(damped, (moved @ offset[..., None]))  # (B, K, 1)
+        ridge = DAMPING * squares.amax(1, keepdim=True) + (squares == 0)  # a zero row is invertible
+        damped = gram + torch.diag_embed(ridge)
+        weights = torch.linalg.solve(damped, moved @ offset[..., None])  # (B, K, 1)
         rest = change - slope[..., None] * moved
-        correction = slope * offset + (weights * rest).sum(1)
-        return (self.clean[:, slot] + correction.view_as(x[:, 0]).to(x))[:, None]
+        correction: Tensor = slope * offset + (weights * rest).sum(1)
+        return self.clean[:, slot, None] + correction.view_as(x).to(x)
 
 
 @dataclass(frozen=True)
@@ -160,22 +161,19 @@ class Secant(PredictionDrafter):
         ends = [old.first[row] + old.known.shape[1] for row in range(draft.batch)]
         ends = [max(a, b + c) for a, b, c in zip(ends, start, count, strict=True)]
         size = max(end - own for end, own in zip(ends, first, strict=True))
-        moved = old.move(first, max(size, self.memory))
-        index, inside = align(start, first, moved.known.shape[1], count)
-        index, new = index.to(context.device), inside.to(context.device)
-        parts = (scores.features["state"], scores.features["clean"])
-        return replace(
-            state, progress=progress, slots=moved.update(*(take(p, index, new) for p in parts), new)
-        )
+        size = max(size, self.memory)
+        index, new = align(start, first, size, count, context.device)
+        seen, clean = (take(scores.features[name], index, new) for name in ("state", "clean"))
+        return SecantState(progress, old.move(first, size).update(seen, clean, new))
 
 
 def align(
-    own: list[int], first: list[int], size: int, counts: list[int]
+    own: list[int], first: list[int], size: int, counts: list[int], device: torch.device
 ) -> tuple[Tensor, Tensor]:  # (B, size) int64 and bool
     """Where `size` steps from `first` are among `counts` steps from `own`, and whether."""
-    shift = torch.tensor([a - b for a, b in zip(first, own, strict=True)])
-    count = torch.tensor(counts)[:, None]
-    index = shift[:, None] + torch.arange(size)
+    shift = torch.tensor([a - b for a, b in zip(first, own, strict=True)], device=device)
+    count = torch.tensor(counts, device=device)[:, None]
+    index = shift[:, None] + torch.arange(size, device=device)
     inside = (index >= 0) & (index < count)
     return torch.where(inside, index, 0), inside
 

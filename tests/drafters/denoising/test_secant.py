@@ -63,7 +63,7 @@ def test_without_secants_predictions_stay() -> None:
 
 
 def test_steps_are_aligned_by_their_index() -> None:
-    index, inside = align([4, 9], [2, 10], 4, [2, 3])
+    index, inside = align([4, 9], [2, 10], 4, [2, 3], torch.device("cpu"))
     assert inside.tolist() == [[False, False, True, True], [True, True, False, False]]
     assert index[inside].tolist() == [0, 1, 1, 2]
 

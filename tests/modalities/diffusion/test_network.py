@@ -408,7 +408,8 @@ class _TensorScale(torch.nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         size = x.abs().amax(-1, keepdim=True) if self.per_row else x.abs().amax()
         scale = size.clamp_min(1e-12) / 127
-        return self.linear((x / scale).round() * scale)
+        output: Tensor = self.linear((x / scale).round() * scale)
+        return output
 
 
 @pytest.mark.parametrize("per_row", [True, False])
