@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -61,13 +60,13 @@ def _read_answers(loaded: LoadedModels, data: Path) -> list[list[int]]:
 
 def _generate(
     loaded: LoadedModels, prompt: list[str] | None, prompts: int, options: ModelOptions
-) -> list[Sequence[int]]:
+) -> list[list[int]]:
     """The model's outputs for prompts, or for examples of another seed than `mmspec bench` takes.
 
     Raises ValueError for outputs that are not rows of token ids.
     """
     work = workload(loaded, prompt, prompts, 1, options.seed + 1)
-    found: list[Sequence[int]] = []
+    found: list[list[int]] = []
     with show_progress(options.json) as bar:
         for done, request in enumerate(work.timed, 1):
             rows: Any = work.plain.run(request, options.seed).values
