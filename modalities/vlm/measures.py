@@ -13,6 +13,7 @@ from mmspec import zoo
 from mmspec.bench.certificate import Check, Trial
 from mmspec.bench.workload import Scored, fact_accuracy, group_batches, repeat_prompts
 from mmspec.modalities.common import measures
+from mmspec.modalities.common.formatting import get_tokenizer
 from mmspec.modalities.common.measures import request_workload
 from mmspec.modalities.vlm import REQUEST_KINDS, tiny_models
 from mmspec.modalities.vlm.formatting import CLIP, read_scene_clip
@@ -28,6 +29,7 @@ from mmspec.zoo.requests import (
     is_trained_on_requests,
     requests,
     score_turn,
+    write_scene_into_prompt,
 )
 
 T = TypeVar("T")
@@ -48,13 +50,20 @@ def workload(model: Any, formatter: Any, settings: Any, selection: Selection) ->
     that the examples lack, and for examples with words that a bundled model does not know.
     """
     batch = selection.batch
-    is_zoo = formatter.source.startswith("zoo:") and formatter.sees
+    is_zoo = formatter.source.startswith("zoo:") and (
+        formatter.sees or is_trained_on_requests(formatter.source)
+    )
     has_media = settings.image is not None or settings.video is not None
     if is_zoo and selection.prompts is None and (settings.image, settings.video) == (None, CLIP):
         return _clip_workload(model, formatter, settings, selection)
     is_bundled = is_zoo and selection.prompts is None and not has_media
     if is_bundled and _selects_requests(formatter.source, settings):
         return _request_workload(model, formatter, settings, selection)
+    if is_bundled and not formatter.sees:
+        raise ValueError(
+            f"{formatter.source} reads no image, and these examples have one; drop --examples, or "
+            f"give --kind {', '.join(CATEGORIES)}"
+        )
     if is_bundled:
         examples = language.examples(selection.count, "held-out", selection.seed, settings.kind)
         groups = group_batches(examples, batch)
@@ -97,12 +106,13 @@ def _selects_requests(source: str, settings: Any) -> bool:
 
 def _check_words(formatter: Any, made: Sequence[Mapping[str, Any]]) -> None:
     """Refuse requests with words that a bundled model does not know. Raises ValueError."""
-    unknown = formatter.processor.tokenizer.unk_token_id
+    tokenizer = get_tokenizer(formatter.processor)
+    unknown = tokenizer.unk_token_id
     if unknown is None or not any(bool((one["input_ids"] == unknown).any()) for one in made):
         return
     raise ValueError(
         f"{formatter.source} does not know all words of these requests, and would read <unk> in "
-        f"their place; it knows --kind {_known_kinds(formatter.processor.tokenizer)}"
+        f"their place; it knows --kind {_known_kinds(tokenizer)}"
     )
 
 
@@ -129,15 +139,18 @@ def _known_kinds(tokenizer: Any) -> str:
 def _request_workload(model: Any, formatter: Any, settings: Any, selection: Selection) -> Workload:
     """Make a workload of held-out requests of six kinds, scored by facts.
 
-    Every turn of a conversation is a request, with the correct answers of those before.
+    Every turn of a conversation is a request, with the correct answers of those before. To a text
+    model, the first one describes the scene.
     """
     every = requests(selection.count, "held-out", selection.seed, settings.kind)
+    if not formatter.sees:
+        every = [write_scene_into_prompt(one) for one in every]
     turns = [_Asked(one, index) for one in every for index in range(len(one.turns))]
     groups = group_batches(turns, selection.batch)
     made = [
         formatter.request(
             [one.turn.prompt for one in group],
-            images=[one.request.image for one in group],
+            images=[one.request.image for one in group] if formatter.sees else None,
             turns=[one.earlier for one in group],
         )
         for group in groups
@@ -146,7 +159,8 @@ def _request_workload(model: Any, formatter: Any, settings: Any, selection: Sele
     turns = [one for group in groups for one in group]
     quality = fact_accuracy(partial(_facts, formatter.processor, turns, _score_turn))
     work = request_workload(model, made, quality, selection.batch, selection.drafter)
-    work = with_page_drafts(work, [[one.request.image for one in group] for group in groups])
+    if formatter.sees:
+        work = with_page_drafts(work, [[one.request.image for one in group] for group in groups])
     return replace(work, extras=partial(_answer_length, len({id(one.request) for one in turns})))
 
 
@@ -216,6 +230,6 @@ def _facts(
     answers: Sequence[RunResult],
 ) -> Scored:
     rows = [row for answer in answers for row in answer.values]
-    texts = [processor.tokenizer.decode(row, skip_special_tokens=True) for row in rows]
+    texts = [get_tokenizer(processor).decode(row, skip_special_tokens=True) for row in rows]
     pairs = zip(examples, texts, strict=True)
     return [score(example, text) for example, text in pairs]

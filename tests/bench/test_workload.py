@@ -18,6 +18,7 @@ from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.modality import RunResult, Selection, Workload
 from mmspec.zoo import language
+from mmspec.zoo.facts import score_caption
 from mmspec.zoo.requests import requests, score_turn
 
 
@@ -110,6 +111,24 @@ def test_every_turn_of_a_conversation_is_measured_behind_the_answers_before() ->
         mixed = LanguageSettings(examples=examples, kind=kind)
         with pytest.raises(ValueError, match=f"{examples} has no --kind {kind}; .* of {kinds}"):
             workload("vlm", model, formatter, mixed, count=1, batch=1)
+
+
+def test_a_text_model_reads_the_scene_in_words() -> None:
+    model, settings = zoo.load("text"), LanguageSettings(kind="conversation")
+    formatter = LanguageFormatter("zoo:text", model, settings)
+    found = workload("vlm", model, formatter, settings, count=1, batch=2)
+    (asked,) = requests(1, "held-out", 0, "conversation")
+    text = formatter.processor.decode(found.timed[0]["input_ids"][1])
+    assert score_caption(asked.scene, text.partition(".")[0])[0] == 4 * len(asked.scene.things)
+    assert [len(one["input_ids"]) for one in found.timed] == [2, 2]
+    assert not any("pixel_values" in one for one in found.timed)
+    rows = [formatter.processor(turn.answer)["input_ids"] for turn in asked.turns]
+    results = [RunResult(rows[start : start + 2], 1, 1) for start in (0, 2)]
+    (facts,) = found.qualities
+    assert {value for value, _ in facts.judge(results, {})} == {1}
+    pictured = LanguageSettings(examples="scenes")
+    with pytest.raises(ValueError, match=r"zoo:text reads no image, .* drop --examples, or give"):
+        workload("vlm", model, formatter, pictured, count=1, batch=1)
 
 
 @pytest.mark.parametrize("given", [{"kind": "chart"}, {"examples": "requests", "kind": "caption"}])

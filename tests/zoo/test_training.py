@@ -20,9 +20,12 @@ from tools.zoo.image import low_resolution
 from tools.zoo.image import train as image
 from tools.zoo.mar import train as mar
 from tools.zoo.speech.recognition import train as recognition
+from tools.zoo.vlm import text
 from tools.zoo.vlm import train as vlm
 
-TRAINERS: tuple[Trainer, ...] = (diffusion, image, low_resolution, mar, recognition, vlm)  # mypy
+TRAINERS: tuple[Trainer, ...] = (  # mypy
+    *(diffusion, image, low_resolution, mar, recognition, text, vlm),
+)
 
 
 @pytest.mark.parametrize("module", TRAINERS)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -35,7 +35,7 @@ from mmspec.zoo.requests.wording import NUMBERS, Wording
 from mmspec.zoo.scene import DIGITS, Scene, Split, sample_board
 
 CATEGORIES = ("short-question", "text", "caption", "chart", "reasoning", "conversation")
-TRAINER = "tools.zoo.vlm.requests"  # of the targets that are trained on them
+TRAINERS = ("tools.zoo.vlm.requests", "tools.zoo.vlm.text")  # of the targets trained on them
 _THINGS = {"caption": (5, 7), "reasoning": (4, 6)}  # fewest and most things on a board
 _OTHER_THINGS = (3, 6)
 _DIGIT_RATES = {"text": 0.65}  # share of digits among the things
@@ -86,7 +86,19 @@ def requests(
 
 def is_trained_on_requests(model: str) -> bool:
     """Whether a bundled target, `zoo:NAME`, is trained on these requests."""
-    return info(model).trainer == TRAINER
+    entry = info(model)
+    return entry.target is None and entry.trainer in TRAINERS
+
+
+def write_scene_into_prompt(request: Request) -> Request:
+    """Return the request for a text model: its first prompt begins with a list of all things.
+
+    "small red circle top left, large blue digit two center. which digits can you read?"
+    """
+    things = [f"{t.size} {t.colour} {t.name} {t.place}" for t in request.scene.things]
+    first, *others = request.turns
+    first = replace(first, prompt=f"{', '.join(things)}. {first.prompt}")
+    return replace(request, turns=(first, *others))
 
 
 def iterate_requests(split: Split, seed: int, category: str | None = None) -> Iterator[Request]:

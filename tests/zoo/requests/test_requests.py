@@ -7,8 +7,17 @@ from functools import cache
 
 import pytest
 
+from mmspec.zoo.facts import find_mentions
 from mmspec.zoo.language import words
-from mmspec.zoo.requests import CATEGORIES, Request, request_words, requests, score_turn
+from mmspec.zoo.requests import (
+    CATEGORIES,
+    Request,
+    is_trained_on_requests,
+    request_words,
+    requests,
+    score_turn,
+    write_scene_into_prompt,
+)
 from mmspec.zoo.requests.wording import NUMBERS
 from mmspec.zoo.scene import COLOURS
 
@@ -93,6 +102,23 @@ def test_splits_share_no_scene_and_the_words_are_known() -> None:
     for one in kinds[1]:
         for turn in one.turns:
             assert {*words(turn.prompt), *words(turn.answer)} <= known
+
+
+def test_a_prompt_with_the_scene_states_every_fact_and_asks_the_same() -> None:
+    known = set(request_words())
+    for one in requests(12, "train"):
+        written = write_scene_into_prompt(one)
+        listed, _, asked = written.turns[0].prompt.partition(". ")
+        assert asked == one.turns[0].prompt
+        assert written.turns[1:] == one.turns[1:]
+        assert set(words(listed)) <= known
+        mentions = find_mentions(listed)
+        assert [(m.size, m.colour, m.name, m.place) for m in mentions] == list(one.scene.facts())
+
+
+def test_targets_and_no_draft_models_are_trained_on_requests() -> None:
+    names = ("zoo:llava-chat", "zoo:text", "zoo:llava", "zoo:text-drafter")
+    assert [is_trained_on_requests(name) for name in names] == [True, True, False, False]
 
 
 def test_other_categories_and_splits_are_refused() -> None:

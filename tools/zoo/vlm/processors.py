@@ -7,6 +7,7 @@ from typing import Any
 from transformers import (
     CLIPImageProcessor,
     LlavaProcessor,
+    PreTrainedTokenizerFast,
     ProcessorMixin,
     Qwen2_5_VLProcessor,
     Qwen2VLImageProcessor,
@@ -22,6 +23,7 @@ LLAVA_PATCH = 8
 QWEN_PATCH, QWEN_MERGE = 4, 2
 
 _LLAVA_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>", "<image>")
+_TEXT_SPECIAL = ("<pad>", "<bos>", "<eos>", "<unk>")
 _QWEN_SPECIAL = (
     "<|endoftext|>",
     "<|im_start|>",
@@ -31,6 +33,13 @@ _QWEN_SPECIAL = (
     "<|vision_end|>",
     "<|image_pad|>",
     "<|video_pad|>",
+)
+_TEXT_CHAT = (
+    "<bos>{% for message in messages %}{{ message['role'] }} : "
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}"
+    "{% for part in message['content'] %}{{ part['text'] }}{% endfor %}{% endif %}"
+    "{% if message['role'] == 'assistant' %}<eos>{% endif %} {% endfor %}"
+    "{% if add_generation_prompt %}assistant :{% endif %}"
 )
 _LLAVA_CHAT = (
     "<bos>{% for message in messages %}{{ message['role'] }} : "
@@ -125,5 +134,23 @@ def clip_processor() -> ProcessorMixin:
 def request_processor(family: str) -> ProcessorMixin:
     """Build the processor of a model that answers requests of six kinds."""
     build = {"llava": llava_processor, "qwen2.5-vl": qwen_processor}[family]
-    words = tuple(word for word in request_words() if word not in vocabulary())
-    return build(more=words, model_max_length=1024)
+    return build(more=_request_words(), model_max_length=1024)
+
+
+def text_tokenizer() -> PreTrainedTokenizerFast:
+    """Build the tokenizer of a text model that answers requests of six kinds."""
+    tokenizer = word_tokenizer(
+        _TEXT_SPECIAL,
+        more=_request_words(),
+        bos_token="<bos>",
+        eos_token="<eos>",
+        pad_token="<pad>",
+        unk_token="<unk>",
+        model_max_length=1024,
+    )
+    tokenizer.chat_template = _TEXT_CHAT
+    return tokenizer
+
+
+def _request_words() -> tuple[str, ...]:
+    return tuple(word for word in request_words() if word not in vocabulary())

@@ -92,19 +92,26 @@ _FACT_WORDS = {
 
 
 def iterate_batches(encoder: ConversationEncoder, short: Encoder, seed: int) -> Iterator[Batch]:
-    """Iterate over batches of conversations of similar length, without end.
+    """Iterate over batches of conversations, without end.
 
     Every fifth batch has captions and questions as the model that it starts from knows them.
     """
+    known = iterate_samples(_BATCH, seed + 7)
+    for count, batch in enumerate(iterate_conversations(encoder, seed)):
+        yield batch
+        if count % 4 == 3:
+            yield short(next(known))
+
+
+def iterate_conversations(encoder: ConversationEncoder, seed: int) -> Iterator[Batch]:
+    """Iterate over batches of conversations of similar length, without end."""
     generator = np.random.default_rng((seed, 12))
-    stream, known = iterate_requests("train", seed), iterate_samples(_BATCH, seed + 7)
+    stream = iterate_requests("train", seed)
     while True:
         some = [next(stream) for _ in range(_BATCH * _GROUP)]
         some.sort(key=lambda one: sum(len(turn.answer) for turn in one.turns))
-        for count, i in enumerate(generator.permutation(_GROUP)):
+        for i in generator.permutation(_GROUP):
             yield encoder.encode(some[_BATCH * i : _BATCH * (i + 1)])
-            if count % 4 == 3:
-                yield short(next(known))
 
 
 def train(
@@ -145,7 +152,7 @@ def start_model(plan: RequestPlan, processor: Any) -> PreTrainedModel:
 
 def train_on_conversations(
     model: PreTrainedModel,
-    family: ZooFamily,
+    family: ZooFamily | None,
     batches: Iterator[Batch],
     stage: Stage,
     weights: Tensor,
@@ -179,6 +186,13 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     """Return facts right (greedy), and entropy and length of sampled answers, by category."""
     model, plan = load(entry, folder), PLANS[entry.name]
     encoder = ConversationEncoder(FAMILIES[plan.family], request_processor(plan.family))
+    return measure_answers(model, encoder, count)
+
+
+def measure_answers(
+    model: PreTrainedModel, encoder: ConversationEncoder, count: int
+) -> dict[str, float]:
+    """Return the figures of `measure` on `count` held-out requests of each category."""
     report: dict[str, float] = {}
     for category in CATEGORIES:
         asked = requests(count, "held-out", seed=1, category=category)

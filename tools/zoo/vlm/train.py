@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from transformers import GenerationConfig, PreTrainedModel, PreTrainedTokenizerFast
 
+from mmspec.modalities.common.formatting import get_tokenizer
 from mmspec.modalities.vlm.checkpoints import load
 from mmspec.modality import Entry
 from mmspec.training.fitting import CosineDecay, TrainingProgress, TrainingRun
@@ -178,7 +179,7 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
 def save(model: PreTrainedModel, processor: Any, folder: Path, sees: bool) -> None:
     """Save weights, configs and the processor, or the tokenizer of a text model."""
     configure: Any = GenerationConfig
-    tokenizer = processor.tokenizer
+    tokenizer = get_tokenizer(processor)
     model.generation_config = configure(
         bos_token_id=tokenizer.bos_token_id,
         eos_token_id=tokenizer.eos_token_id,

@@ -99,10 +99,13 @@ def train_on_responses(
     fit(learnt, iter(batches), loss_of, fall, "talk", course, floor=_FLOOR)
 
 
-def logits_of(model: PreTrainedModel, family: ZooFamily, batch: Batch) -> Tensor:  # -> (B, L, V)
+def logits_of(
+    model: PreTrainedModel, family: ZooFamily | None, batch: Batch
+) -> Tensor:  # -> (B, L, V)
     """Return next-token logits at every position. A text model reads the image tokens as ids."""
     inputs: dict[str, Tensor] = {"input_ids": batch.ids}
     if model.config.sub_configs:  # with a vision tower
+        assert family is not None
         inputs |= family.image_inputs(batch.images) | family.positions(model, batch.ids)
     logits: Tensor = model(**inputs, use_cache=False).logits
     return logits

@@ -13,16 +13,22 @@ from mmspec.zoo.requests import requests, score_turn
 from tools.zoo.vlm.batches import IGNORED
 from tools.zoo.vlm.conversations import ConversationEncoder, make_inputs
 from tools.zoo.vlm.families import FAMILIES
-from tools.zoo.vlm.processors import request_processor
+from tools.zoo.vlm.processors import request_processor, text_tokenizer
 from tools.zoo.vlm.requests import answer
 
 # Facts right on 12 requests; the card says how many on 40.
 FLOORS = {"text": 0.7, "caption": 0.75, "chart": 0.9, "conversation": 0.75}
 
 
-@pytest.mark.parametrize("name", ["llava", "qwen2.5-vl"])
+def make_encoder(name: str) -> ConversationEncoder:
+    if name == "text":
+        return ConversationEncoder(None, text_tokenizer())
+    return ConversationEncoder(FAMILIES[name], request_processor(name))
+
+
+@pytest.mark.parametrize("name", ["llava", "qwen2.5-vl", "text"])
 def test_labels_are_the_answers_and_prompts_are_prefixes(name: str) -> None:
-    encoder = ConversationEncoder(FAMILIES[name], request_processor(name))
+    encoder = make_encoder(name)
     some = requests(6, "train")
     batch = encoder.encode(some)
     for one, ids, labels in zip(some, batch.ids, batch.labels, strict=True):
@@ -38,6 +44,7 @@ def test_labels_are_the_answers_and_prompts_are_prefixes(name: str) -> None:
             assert known[len(prompt)]
             assert not known[len(prompt) - 1]
     assert encoder.tokenizer.unk_token_id not in batch.ids
+    assert batch.images.shape[1:] == ((0,) if name == "text" else (48, 48, 3))
 
 
 def test_prompts_are_padded_on_the_left() -> None:
