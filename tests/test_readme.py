@@ -24,7 +24,7 @@ from mmspec.cli.app import commands as app_commands
 from mmspec.cli.options import DefaultGroup
 from mmspec.modalities.common import sound
 from mmspec.modalities.speech.frames import tiny_models as frames
-from mmspec.modalities.vlm.formatting import CLIP, SCENE
+from mmspec.modalities.vlm.formatting import CLIP, SCENE, format_chat
 from mmspec.zoo import language
 from tests.modalities.speech import recognisers
 from tests.modalities.vla import policies
@@ -72,6 +72,10 @@ def between(page: str, name: str) -> str:
 
 def blocks(page: str, kind: str) -> list[str]:
     return re.findall(rf"^```{kind}\n(.*?)^```", text(page), re.DOTALL | re.MULTILINE)
+
+
+def is_slow(page: str, code: str) -> bool:
+    return "cspd" in code or page == "text.md"
 
 
 SNIPPETS = [(page, code) for page in PAGES for code in blocks(page, "python")]
@@ -181,7 +185,7 @@ def test_every_import_of_a_snippet_works(page: str, code: str) -> None:
 @pytest.mark.parametrize(
     ("page", "code"),
     [
-        pytest.param(page, code, marks=pytest.mark.exhaustive if "cspd" in code else ())
+        pytest.param(page, code, marks=pytest.mark.exhaustive if is_slow(page, code) else ())
         for page, code in SNIPPETS
     ],
     ids=[page for page, _ in SNIPPETS],
@@ -222,6 +226,14 @@ def language_names() -> dict[str, Any]:
         "prompt": prompt,
         "inputs": inputs,
     }
+
+
+@lru_cache(maxsize=1)
+def text_names() -> dict[str, Any]:
+    tokenizer = zoo.processor("text")
+    prompt = format_chat(tokenizer, "small red circle top left. write a long caption.", ())
+    names = {"model": zoo.load("text"), "tokenizer": tokenizer}
+    return {**names, "mmspec": mmspec, "inputs": dict(tokenizer(prompt, return_tensors="pt"))}
 
 
 @lru_cache(maxsize=1)
@@ -274,6 +286,8 @@ def given(page: str) -> dict[str, Any]:
             "token": 16 * "s",
             "inputs": {"input_ids": words},
         }
+    if page == "text.md":
+        return text_names()
     if page in ("vlm.md", "serving.md", "trace.md"):
         names = language_names()
         return {**names, "fast": mmspec.accelerate(names["model"])}
