@@ -46,6 +46,7 @@ CODECS: dict[str, Any] = {
     "short memory": lambda: Codec.of(mimi()),
     "looks ahead": lambda: Codec.of(speech_models.dac()),
     "long memory": lambda: Codec.of(speech_models.codec()),
+    "bundled, streams": lambda: load_codec(zoo.path("codec-lm") / "streaming-codec"),
     "whole utterance": lambda: load_codec(zoo.path("codec-lm") / "codec"),
 }
 
@@ -85,6 +86,15 @@ def test_streamed_samples_are_those_of_the_whole_decode(
         assert max(decoded) <= max(most, PROBE + most)
         assert max(decoded[-20:]) <= most
     assert torch.equal(stream.complete(codes), whole)
+
+
+def test_the_bundled_streaming_codec_looks_less_than_two_frames_ahead() -> None:
+    """And it decodes the codes of the other codec of its model, in as many samples."""
+    streams, whole = CODECS["bundled, streams"](), CODECS["whole utterance"]()
+    assert (streams.books, streams.size, streams.hop) == (whole.books, whole.size, whole.hop)
+    assert streams.sampling_rate == whole.sampling_rate
+    assert 0 < streams.lookahead < 2 * streams.hop
+    assert streams.context == 12
 
 
 def test_work_of_a_stream_is_linear_in_its_frames(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -47,9 +47,9 @@ def word_error_rate(texts: Sequence[str], waveforms: Sequence[Tensor]) -> dict[s
     return {"word_error_rate": round(sum(rate * weight for rate, weight in found) / words, 4)}
 
 
-def speech_word_errors(model: Any, count: int, **settings: Any) -> dict[str, float]:
+def speech_word_errors(fast: Any, count: int, **settings: Any) -> dict[str, float]:
     """The word error rate of sampled speech."""
-    outputs = synthesize_held_out(accelerate(model, "plain"), count, **settings)
+    outputs = synthesize_held_out(fast, count, **settings)
     waveforms = [waveform for one in outputs for waveform in one.waveforms]
     return word_error_rate(held_out_sentences(count), waveforms)
 
@@ -65,13 +65,15 @@ def acceptance(target: Any, drafter: Any, length: int, count: int, **settings: A
 
 
 @torch.no_grad()
-def reconstruct_speech(folder: Path, waveforms: Sequence[Tensor]) -> tuple[list[Tensor], float]:
-    """Encode and decode waveforms; also the mean log-mel distance in nats."""
-    codec = load_codec(folder / CODEC)
+def reconstruct_speech(
+    folder: Path, waveforms: Sequence[Tensor], decoder: str = CODEC
+) -> tuple[list[Tensor], float]:
+    """Encode waveforms, and decode them by a codec; also the mean log-mel distance in nats."""
+    codec, decodes = load_codec(folder / CODEC), load_codec(folder / decoder)
     decoded, distances = [], []
     for one in extract_inputs(waveforms):
         codes = torch.tensor(encode_codes(codec.model, one))
-        decoded.append(codec.decode(codes[None]))
+        decoded.append(decodes.decode(codes[None]))
         pair = (log_mel(wave[None]) for wave in (decoded[-1], one.waves))
         distances.append((next(pair) - next(pair)).abs().mean())
     return decoded, float(torch.stack(distances).mean())
