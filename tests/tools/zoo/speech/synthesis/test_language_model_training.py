@@ -18,6 +18,7 @@ from mmspec.modalities.speech.codecs import load_codec
 from mmspec.modalities.speech.recordings import recordings
 from mmspec.modalities.speech.sentences import held_out_sentences, sentence
 from mmspec.modalities.speech.utterances import ZOO_VOICES, cycle_speakers
+from mmspec.models.heads.multi_token import MultiTokenHeads, MultiTokenHeadsConfig
 from mmspec.training.fitting import CosineDecay, TrainingRun
 from tools.zoo.speech.synthesis import models
 from tools.zoo.speech.synthesis.codec import HOP, build_codec
@@ -27,6 +28,7 @@ from tools.zoo.speech.synthesis.codec_training import (
     extract_inputs,
     log_mel,
     sample_crops,
+    spectral_distance,
     train_codec,
 )
 from tools.zoo.speech.synthesis.evaluate import word_error_rate
@@ -39,6 +41,14 @@ from tools.zoo.speech.synthesis.language_model_training import (
     make_rows,
     speech_loss,
     train_speech_model,
+)
+from tools.zoo.speech.synthesis.multi_token_training import multi_token_losses, train_jointly
+from tools.zoo.speech.synthesis.streaming_codec import (
+    STREAMING_CODEC,
+    DecoderExample,
+    build_streaming_codec,
+    sample_examples,
+    train_streaming_codec,
 )
 from tools.zoo.speech.synthesis.train import head_examples
 
@@ -189,6 +199,48 @@ def test_blocks_save_half_of_the_calls() -> None:
 
 
 @pytest.mark.exhaustive
+def test_blocks_are_the_target_s_where_it_was_trained_with_its_heads() -> None:
+    """What is kept unverified differs far less from what the target would choose."""
+    masses = []
+    for target in ("codec-lm-mtp", "codec-lm"):
+        fast = mmspec.accelerate(f"zoo:{target}", "codec-mtp", drafter=f"zoo:{target}-heads", n=2)
+        fast.synthesize(held_out_sentences(2), voice=cycle_speakers(2), **HOW)
+        assert fast.last_stats is not None
+        masses.append(fast.last_stats.over_accepted_mass or 1.0)
+    together, frozen = masses
+    assert together < 0.5 * frozen
+
+
+@pytest.mark.exhaustive
+def test_heads_trained_with_their_target_save_half_of_its_calls_exactly() -> None:
+    texts, given = held_out_sentences(2), {"voice": cycle_speakers(2), **HOW}
+    drafts = {"drafter": "zoo:codec-lm-mtp-heads"}
+    plain, fast = (
+        mmspec.accelerate("zoo:codec-lm-mtp", name, **parts).synthesize(texts, **given)
+        for name, parts in (("plain", {}), ("speech-llama-mtp", drafts))
+    )
+    assert codes(plain) == codes(fast)
+    assert fast.stats.target_calls < 0.6 * plain.stats.target_calls
+
+
+@pytest.mark.exhaustive
+def test_a_target_learns_together_with_its_heads() -> None:
+    model, losses = models.build_model(TINY), list[float]()
+    _, pool = make_examples()
+    shape = MultiTokenHeadsConfig.of(model.config, model.config.vocab_size, num_heads=2)
+    heads, batch = MultiTokenHeads(shape), next(batches(pool, 4, 0))
+    first = multi_token_losses(model, heads, batch)
+    assert len(first) == 3
+    speech = speech_loss(model, batch)
+    torch.testing.assert_close(first[0], speech)
+    course = TrainingRun(progress=lambda *seen: losses.append(seen[3]))
+    train_jointly(model, heads, batches(pool, 4, 0), CosineDecay(30, 1e-2), course)
+    assert losses[-1] < 0.9 * losses[0]
+    last = multi_token_losses(model, heads, batch)
+    assert all(bool(after < before) for before, after in zip(first, last, strict=True))
+
+
+@pytest.mark.exhaustive
 def test_sentences_end_and_voices_differ() -> None:
     out = synthesize_text("plain")
     for row in out.codes:
@@ -250,8 +302,8 @@ def distance(wave: Tensor, wanted: CodecInput) -> float:
 def test_the_zoo_of_speech_is_small() -> None:
     names = [name for name in zoo.names() if name.startswith("codec-lm")]
     files = [file for name in names for file in zoo.path(name).rglob("*.safetensors")]
-    assert len(files) == 4
-    assert sum(file.stat().st_size for file in files) <= 6_000_000
+    assert len(files) == 9
+    assert sum(file.stat().st_size for file in files) <= 10_000_000
 
 
 @pytest.mark.exhaustive
@@ -279,6 +331,42 @@ def test_a_stream_of_a_codec_that_norms_over_time_never_takes_sound_back() -> No
         heard_so_far, fast.synthesize(held_out_sentences(1), voice="ada", **HOW).waveform
     )
     assert len(heard_so_far) == (frames - 1) * HOP  # all but the end
+
+
+@pytest.mark.exhaustive
+def test_the_streaming_codec_sounds_within_three_rounds() -> None:
+    """Its stream is the decode of all codes, which are those of the other codec."""
+    fast = speaking("coupled", "codec-lm-drafter", length=3, codec=STREAMING_CODEC)
+    heard, first = torch.zeros(0), 0
+    for kept in fast.stream(held_out_sentences(1)[0], voice="ada", **HOW):
+        now = kept.partial()[0]
+        assert torch.allclose(now[: len(heard)], heard, atol=1e-4)
+        heard = now
+        if not first and len(heard):
+            first = kept.index + 1
+    whole = fast.synthesize(held_out_sentences(1), voice="ada", **HOW)
+    assert torch.allclose(heard, whole.waveform, atol=1e-4)
+    assert first == whole.stats.first_audio_round
+    assert 0 < first <= 3
+    late = speaking("coupled", "codec-lm-drafter", length=3)
+    late_out = late.synthesize(held_out_sentences(1), voice="ada", **HOW)
+    assert codes(whole) == codes(late_out)
+    assert int(late_out.stats.first_audio_round or 0) > 20  # when it ends
+
+
+@pytest.mark.exhaustive
+def test_a_streaming_codec_learns_the_speech_of_codes() -> None:
+    model, losses = build_streaming_codec(), list[float]()
+    course = TrainingRun(progress=lambda *seen: losses.append(seen[3]))
+    coder = load_codec(zoo.path("codec-lm") / "codec").model
+    pool = [DecoderExample(torch.tensor(encode_codes(coder, one)), one.waves) for one in recorded()]
+    batches = sample_examples(pool, 2, 0)
+    train_streaming_codec(model, batches, CosineDecay(12, 2e-3), course)
+    assert losses[-1] < 0.8 * losses[0]
+    one = next(batches)
+    with torch.no_grad():
+        made = model.decode(one.codes[:, None]).audio_values[:, 0]
+    assert float(spectral_distance(made, one.waves)) < losses[0]
 
 
 def test_what_is_not_said_the_generation_configuration_says() -> None:
