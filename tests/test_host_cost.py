@@ -26,7 +26,7 @@ CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, 
 RARE = {  # beside the default tests
     "spec-infer, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "greedy-multi-draft, sampled": (205, {"tree": [3, 2, 1, 1]}, 21),
-    "spectr, sampled": (250, {"tree": [3, 2, 1, 1]}, 21),
+    "spectr, sampled": (310, {"tree": [3, 2, 1, 1]}, 21),
     "traversal, sampled": (230, {"tree": [3, 2, 1, 1]}, 21),
 }
 ALL = (*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in RARE))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import ClassVar
 
 import torch
@@ -47,25 +46,18 @@ def _step(branches: Branches) -> tuple[Tensor, Tensor]:
 
 
 def acceptance_ratio(p: Tensor, q: Tensor, k: Tensor) -> Tensor:  # (..., V) x2, (..., 1)
-    """rho in [1, k], from the side where the residual stays non-negative, which is exact.
+    """rho in [1, k] by bisection, from the side where the residual stays non-negative.
 
-    Each step evaluates `_POINTS` points of the interval at once and keeps the part with the root.
+    Any such rho is exact; one that is too large by 2^-16 of the interval rejects as much more.
     """
-    p, q, k = p[..., None, :], q[..., None, :], k[..., None]
-    high = k.clamp_min(1).expand(*p.shape[:-1], 1)
-    low, share = torch.ones_like(high), _shares(k.dtype, k.device)
-    for _ in range(18 if p.dtype == torch.float64 else 5):
-        points = torch.lerp(low, high, share)  # (..., P + 2, 1), the ends of all parts
-        beta = torch.minimum(q, p / points).sum(-1, keepdim=True)
-        below = 1 - (1 - beta).pow(k) > points * beta  # the root is above the point
-        part = below[..., 1:-1, :].sum(-2, keepdim=True)
-        low, high = points.gather(-2, part), points.gather(-2, part + 1)
-    return high[..., 0]
-
-
-_POINTS = 7
-
-
-@lru_cache(maxsize=8)
-def _shares(dtype: torch.dtype, device: torch.device) -> Tensor:  # (P + 2, 1)
-    return torch.linspace(0, 1, _POINTS + 2, dtype=dtype, device=device)[:, None]
+    low, width, steps = (
+        torch.ones_like(k),
+        k.clamp_min(1) - 1,
+        52 if p.dtype == torch.float64 else 16,
+    )
+    for step in range(1, steps + 1):
+        middle = torch.add(low, width, alpha=2.0**-step)
+        beta = torch.minimum(q, p / middle).sum(-1, keepdim=True)
+        below = torch.addcmul((1 - beta).pow_(k), middle, beta) < 1  # the root is above
+        low = torch.where(below, middle, low)
+    return torch.add(low, width, alpha=2.0**-steps)
