@@ -246,6 +246,13 @@ def test_flip_and_pick_follow_their_probabilities() -> None:
     assert bool(rows.flip(torch.ones(COUNT), Lane.OTHER).all())
 
 
+@pytest.mark.parametrize("lane", [Lane.RESIDUAL, Lane.WALK, Lane.WALK + 7])
+def test_one_index_is_picked_per_row_on_every_lane(lane: int) -> None:
+    """Also where numbers of several lanes are drawn together."""
+    rows, weights = noise(6, 5), torch.tensor([1.0, 0.0, 3.0, 4.0]).expand(5, -1)
+    assert rows.pick(weights, lane).shape == (5,)
+
+
 @pytest.mark.parametrize("first", [Lane.ACCEPT, Lane.WALK + 7])
 def test_coins_are_the_flips_of_their_lanes(first: int) -> None:
     rows, chance = noise(6, 500).at_round(11), torch.linspace(0, 1, 500)
