@@ -25,6 +25,7 @@ from mmspec.drafters.shapes import shape_of
 from mmspec.modality import Formatter, Modality, parse_settings
 from mmspec.models.folder import check_folder_exists
 from mmspec.models.own_heads import find_weights
+from mmspec.recipe import Recipe
 from mmspec.registry import ZOO
 
 ALL = "all"
@@ -206,6 +207,12 @@ def _split_keywords(
     return common, own
 
 
+def _is_taken(plan: Recipe, drafter: str) -> bool:
+    """Whether a recipe takes what a folder holds; what a hub name holds is seen when it is read."""
+    folder = zoo.path(drafter.removeprefix(ZOO)) if drafter.startswith(ZOO) else Path(drafter)
+    return not folder.is_dir() or any(kind.owns(folder) for kind in plan.draft_model)
+
+
 def _add_drafters(options: ModelOptions, selected: Selected) -> Selected:
     """Add the draft model of each recipe: --drafter, or the bundled one for the model."""
     takers = {name: plan for name in selected.recipes if (plan := recipes.get(name)).takes_drafter}
@@ -214,21 +221,29 @@ def _add_drafters(options: ModelOptions, selected: Selected) -> Selected:
         if not takers:
             takes = ", ".join(selected.recipes)
             raise ValueError(f"recipe {takes} takes no draft model; drop --drafter")
-        kinds = {plan.draft_model: name for name, plan in takers.items()}
-        if len(kinds) > 1:
-            raise ValueError(
-                f"{' and '.join(kinds.values())} take draft models of different kinds, and "
-                f"--drafter {options.drafter} is one of them; give recipes of its kind alone "
-                "(--recipe), or drop --drafter where the zoo has one for each"
-            )
+    is_all = bool(options.recipe and ALL in options.recipe)
     found = dict[str, str | None].fromkeys(selected.recipes)
-    missing: dict[str, str] = {}
+    missing = {
+        name: f"{plan.drafter_description} is needed, which --drafter {options.drafter} is not"
+        for name, plan in takers.items()
+        if options.drafter is not None and not _is_taken(plan, options.drafter)
+    }
+    if missing and not is_all and len(takers) > 1:
+        raise ValueError(
+            f"{' and '.join(missing)} {'take' if len(missing) > 1 else 'takes'} draft models of "
+            f"another kind than --drafter {options.drafter}; give recipes of its kind alone "
+            "(--recipe), or drop --drafter where the zoo has one for each"
+        )
+    if not is_all:  # of a single recipe, loading says what the folder holds
+        missing.clear()
     for name, plan in takers.items():
+        if name in missing:
+            continue
         found[name] = options.drafter or zoo.drafter_for(selected.model, plan)
         if found[name] is None:
             needs = f"recipe {name!r} needs {plan.drafter_description}"
             missing[name] = f"{needs}; give --drafter DIR or zoo:NAME"
-    if missing and not (options.recipe and ALL in options.recipe):
+    if missing and not is_all:
         raise ValueError(next(iter(missing.values())))
     names = tuple(name for name in selected.recipes if name not in missing)
     left_out = {**selected.left_out, **missing}

@@ -800,9 +800,15 @@ def test_models_and_recipes_select_modality_and_drafter(tmp_path: Path) -> None:
     assert choose_parts(model="zoo:mar") == ("mar", "cspd-coupled", "zoo:mar-drafter")
     with pytest.raises(ValueError, match="'asd' decodes latents, but zoo:vlm gives tokens"):
         choose_parts(model="zoo:vlm", recipe=["asd"])
-    for two in (["eagle", "coupled"], ["coupled", "mulo-sd"]):
-        with pytest.raises(ValueError, match=r"zoo:image-drafter is one of them; give recipes"):
-            choose_parts(model="zoo:image", recipe=two, drafter="zoo:image-drafter")
+    other = "eagle takes draft models of another kind than --drafter zoo:image-drafter; give reci"
+    with pytest.raises(ValueError, match=other):
+        choose_parts(model="zoo:image", recipe=["eagle", "coupled"], drafter="zoo:image-drafter")
+    blind_drafter, any_words = "zoo:llava-text-drafter", ["coupled", "tli", "uad"]
+    given = ModelOptions(model="zoo:llava", drafter=blind_drafter, recipe=any_words)
+    assert list(select(given).recipes) == any_words
+    every = select(ModelOptions(model="zoo:llava", drafter=blind_drafter, recipe=["all"]))
+    assert {"coupled", "tli", "uad", "lookahead"} <= set(every.recipes)
+    assert "which --drafter zoo:llava-text-drafter is not" in every.left_out["eagle"]
 
 
 def test_knobs_are_numbers_lists_and_words() -> None:
