@@ -25,7 +25,6 @@ from transformers.models.auto.modeling_auto import (
 
 from mmspec.errors import explain_load_errors
 from mmspec.models.folder import check_folder_exists, read_json, read_shapes
-from mmspec.models.quantized_pipelines import quantize_on_load
 
 if TYPE_CHECKING:
     from mmspec.models.placement import Placement
@@ -215,7 +214,7 @@ def load_pipeline(
     if placement is not None:
         placed = {"device_map": placement.device_map}
         if placement.quantize is not None:
-            placed["quantization_config"] = quantize_on_load(name, placement)
+            placed["quantization_config"] = placement.pipeline_quantization(name)
             dtype = dtype or torch.float32  # of all parts, else diffusers chooses one per part
     explained = nullcontext() if placement is None else placement.explain(name)
     with explain_load_errors(name, "pipeline"), explained:

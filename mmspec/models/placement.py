@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.errors import first_line, parse_json
+from mmspec.models.quantized_pipelines import quantize_on_load
 from mmspec.targets.readers.reader import takes_masks
 
 CPU = torch.device("cpu")
@@ -107,6 +108,13 @@ class Placement:
         if self.quantize == "bnb-nf4":
             return library.BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4")
         return library.TorchAoConfig(_torchao_config(self.quantize, self._has_cuda))
+
+    def pipeline_quantization(self, source: str) -> Any:
+        """`quantize` as `from_pretrained` of the pipeline in folder `source` takes it.
+
+        Raises ValueError for a quantizer that pipelines do not take.
+        """
+        return quantize_on_load(source, self)
 
     @property
     def _has_cuda(self) -> bool:
