@@ -163,7 +163,9 @@ class KeyedNoise:
         return lambda place, probability: uniform[place] < probability
 
     def pick(self, weights: Tensor, lane: int) -> Tensor:
-        return quantile(weights, self._uniforms(lane, 1)[:, :1]).squeeze(1)
+        uniform = self._uniforms(lane, 1)
+        own = uniform if uniform.shape[1] == 1 else uniform[:, :1]
+        return quantile(weights, own).squeeze(1)
 
     def choose(self, survival: Tensor, level: Tensor, count: int, lane: int) -> Tensor:
         uniform = self._uniforms(lane, count)
