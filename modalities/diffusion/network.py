@@ -169,29 +169,36 @@ class Network:
         count = next(one for one in itertools.count(2) if call.rows % one)
         index = torch.zeros(count, dtype=torch.int64, device=call.recorded_states.device)
         args, kwargs = call.replay(call.recorded_states[index], index, index)
+        control = None
         try:
             given = getattr(self.pipe, call.name)(*args, **kwargs)
             if call.name == CONTROL:
-                self.control_outputs[size] = ControlNetOutput.of(given, len(index))
-                return self.control_outputs[size]
-            found = read_prediction(given)
-            shape = found.shape
+                control = ControlNetOutput.of(given, len(index))
+            else:
+                found = read_prediction(given)
         except torch.OutOfMemoryError:
             raise
         except (RuntimeError, ValueError, IndexError, TypeError, AttributeError) as error:
             raise _unsupported_rows(call.name, error) from error
+        if control is not None:
+            self._check_independence(call, index, tensors(given))
+            self.control_outputs[size] = control
+            return control
         self.rows += len(index)
+        shape = found.shape
         if len(shape) != call.recorded_states.dim() or shape[0] != len(index):
             raise _unsupported_rows(call.name, f"an output of shape {tuple(shape)}")
         if not _has_equal_rows(found):
             raise _unsupported_rows(call.name, "different outputs for equal rows")
-        self._check_independence(call, index, found[0])
+        self._check_independence(call, index, [found])
         self.denoiser_outputs[call.name] = DenoiserOutput.of(
             given, shape[1:], call.recorded_states.shape[1:]
         )
         return self.denoiser_outputs[call.name]
 
-    def _check_independence(self, call: NetworkCall, index: Tensor, expected: Tensor) -> None:
+    def _check_independence(
+        self, call: NetworkCall, index: Tensor, expected: Sequence[Tensor]
+    ) -> None:
         """Raises ValueError if the first of some rows is changed by the states of the others.
 
         Rows of a chain would then depend on drafts. Forwards of as many rows round equally.
@@ -199,17 +206,22 @@ class Network:
         states = call.recorded_states[index]
         states[1:] = -states[1:]
         args, kwargs = call.replay(states, index, index)
-        found = read_prediction(getattr(self.pipe, call.name)(*args, **kwargs))[0]
-        self.rows += len(index)
-        change = float((found.float() - expected.float()).abs().amax())
-        size = float(expected.float().abs().amax())
-        if change > INFLUENCE * size:
+        found = self(call.name, args, kwargs, len(index))
+        change = max(map(_relative_change, found, expected))
+        if change > INFLUENCE:
             raise ValueError(
-                f"pipe.{call.name} predicts up to {change / size:.1%} different for a state when "
+                f"pipe.{call.name} predicts up to {change:.1%} different for a state when "
                 "other states are in its batch, as with activations quantized by one scale per "
                 "tensor, so recipes that sample chains cannot be right; quantize weights only or "
                 "per row (granularity=PerRow() of torchao), or use speca or taylorseer"
             )
+
+
+def _relative_change(found: Tensor, expected: Tensor) -> float:  # (R, *E) x2
+    """Of the first row, relative to its largest expected entry."""
+    first = expected[0].float()
+    size = first.abs().amax().clamp_min(1e-12)
+    return float((found[0].float() - first).abs().amax() / size)
 
 
 def _is_expert(own: str, name: str, part: Any) -> bool:

@@ -76,10 +76,22 @@ def test_a_control_net_runs_once_per_call() -> None:
     fast: Any = mmspec.accelerate(pipe, FROZEN)
     sample(fast, given, seed=0)
     assert seen["controlnet"] == seen["unet"]
-    assert seen["unet"].pop(0) == 3  # the forms of both outputs are learned from equal rows, once
+    assert [seen["unet"].pop(0) for _ in range(2)] == [3, 3]  # once: equal rows, other neighbours
     assert max(seen["unet"]) > 2
     assert sum(seen["unet"]) == fast.last_stats.network_rows
     assert len(seen["unet"]) == fast.last_stats.target_calls
+
+
+@pytest.mark.exhaustive
+def test_a_control_net_whose_rows_depend_on_each_other_is_refused() -> None:
+    pipe, given = build_pipeline("sd")
+
+    def mix(module: Any, args: Any, output: Any) -> Any:
+        return [one + 0.1 * one.mean(0) for one in output[0]], output[1]
+
+    pipe.controlnet.register_forward_hook(mix)
+    with pytest.raises(ValueError, match=r"pipe.controlnet predicts .* when other states are in"):
+        sample(mmspec.accelerate(pipe, FROZEN), given, seed=0)
 
 
 def test_a_control_net_that_is_changed_on_its_way_is_refused() -> None:
