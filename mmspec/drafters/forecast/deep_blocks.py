@@ -99,6 +99,7 @@ class DeepBlockHooks:
     modules: Sequence[nn.Module]
     interval: int
     _kept: dict[str, dict[nn.Module, Any]] = field(default_factory=dict)  # outputs, by state
+    _full_steps: dict[str, int] = field(default_factory=dict)  # the last ones, by state
     _state: str = ""  # of the call in progress
     _is_full: bool = True
     _reused: set[nn.Module] = field(default_factory=set)  # in that call
@@ -126,8 +127,11 @@ class DeepBlockHooks:
         return body
 
     def enter(self, call: SamplerCall) -> None:
-        """Compute the first step of every interval, and the first one of a state."""
-        self._is_full = call.step % self.interval == 0 or call.state not in self._kept
+        """Compute the first step of a state in every interval."""
+        last = self._full_steps.get(call.state)
+        self._is_full = last is None or call.step // self.interval != last // self.interval
+        if self._is_full:
+            self._full_steps[call.state] = call.step
         self._state = call.state
         self._kept.setdefault(call.state, {})
         self._reused.clear()

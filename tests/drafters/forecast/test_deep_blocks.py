@@ -7,10 +7,11 @@ from typing import Any
 import diffusers
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 import mmspec
-from mmspec.drafters.forecast.deep_blocks import DeepBlockCache, find_deep_blocks
+from mmspec.drafters.forecast.cached import SamplerCall
+from mmspec.drafters.forecast.deep_blocks import DeepBlockCache, DeepBlockHooks, find_deep_blocks
 from mmspec.verifiers.first_block import FirstBlockGate
 from tests.toys.pipelines import build_request, pipeline
 
@@ -56,6 +57,18 @@ def test_only_the_deep_feature_is_old(interval: int) -> None:
     assert fast.last_stats.target_calls == -(-STEPS // interval)
     assert not torch.equal(wanted, plain(pipe))
     assert not torch.equal(wanted, substitute(pipe, interval + 1))
+
+
+def test_features_of_an_earlier_interval_are_not_reused() -> None:
+    """As where guidance, with rows of its own, is off in steps 2 and 3; 3 begins an interval."""
+    module = nn.Identity()
+    hooks = DeepBlockHooks([module], 3)
+    found = []
+    for step, state in enumerate(("x4", "x4", "x2", "x2", "x4", "x4", "x4")):
+        hooks.enter(SamplerCall(state, step, 7, 0.0, 0.0, {}))
+        found.append(int(module(torch.tensor(float(step)))))
+    hooks.close(True)
+    assert found == [0, 0, 2, 3, 4, 4, 6]
 
 
 @pytest.mark.parametrize(
