@@ -163,7 +163,7 @@ def _load(folder: str) -> Any | None:
     from transformers import AutoTokenizer
 
     try:
-        return AutoTokenizer.from_pretrained(folder)
+        return AutoTokenizer.from_pretrained(folder, trust_remote_code=False)  # else it may prompt
     except Exception:  # damaged files raise whatever their reader raises; ids are compared then
         return None
 

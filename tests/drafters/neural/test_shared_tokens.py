@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import json
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -204,6 +206,22 @@ def test_cached_hub_names_need_no_object_either(
     _load.cache_clear()
     with pytest.raises(ValueError, match=r"vocabulary of|cannot draft for"):
         mmspec.accelerate(models["own/t"], drafter=models["other/d"])
+
+
+def test_a_tokenizer_with_code_of_its_own_is_not_run_and_nobody_is_prompted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tokenizers()[1].save_pretrained(tmp_path)
+    assert _load(str(tmp_path)) is not None
+    settings = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", "own.Own"]}}
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(settings))
+    (tmp_path / "own.py").write_text("from transformers import PreTrainedTokenizerFast as Own\n")
+    prompt = Mock(return_value="y")
+    monkeypatch.setattr("builtins.input", prompt)
+    _load.cache_clear()
+    assert _load(str(tmp_path)) is None
+    prompt.assert_not_called()
 
 
 def test_requests_join_in_an_engine() -> None:
