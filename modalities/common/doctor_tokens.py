@@ -161,11 +161,14 @@ def _tokens(names: Sequence[str], readers: Sequence[Reader]) -> list[Finding]:
     if not doctor.is_refused(found) or not readers[0].family.writes_text:
         return found
     pair = find_tokenizers(*(one.model for one in readers))
-    share = 0.0 if pair is None else Translation.of(pair, readers[0].visual_ids).share
+    if pair is None or not pair.differs:
+        return found
+    share = Translation.of(pair, readers[0].visual_ids).share
     if share < MIN_SHARE:
         return found
     remark = (
-        f"the tokenizers differ; recipes draft from the {share:.0%} of its tokens that are shared"
+        f"the tokenizers differ; recipes draft from the {share:.0%} of the draft model's tokens "
+        "that the target has"
     )
     as_note = partial(replace, verdict="note", remark=remark)
     return [as_note(one) if one.verdict == "refused" else one for one in found]

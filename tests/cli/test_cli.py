@@ -362,7 +362,7 @@ def test_a_pair_of_other_tokenizers_fits_recipes_that_share_tokens(
     found = run(capsys, "doctor", *pair)
     looked = {finding["check"]: finding for finding in found["findings"]}
     assert looked["same token ids"]["verdict"] == "note"
-    assert "of its tokens that are shared" in looked["same token ids"]["remark"]
+    assert "draft model's tokens that the target has" in looked["same token ids"]["remark"]
     fitting = looked["recipes that fit with this draft model"]["target"].split(", ")
     assert {"coupled", "tli", "uad"} <= set(fitting)
     assert "polybasic" not in fitting
