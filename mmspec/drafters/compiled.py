@@ -178,6 +178,9 @@ class CompiledShape(Shape):
         """The draft model's part, if this round's draft is one of the graph's."""
         if self.graphs.is_refused:
             return None
+        if context.request.row_limits is not None:
+            self.graphs.note("rows of an engine end on their own, so each forward is a graph")
+            return None
         if context.sampling.has_processors:
             self.graphs.note("logits are processed between its forwards, each of which is a graph")
             return None
@@ -186,9 +189,8 @@ class CompiledShape(Shape):
                 self.graphs.note(f"more than {MAX_SETTINGS} settings of sampling")
                 return None
             self.settings.append(context.sampling)
-        has_limits = context.request.row_limits is not None
-        fits = not has_limits and max_useful_length(context) >= self.max_depth
-        return model.graph_steps() if fits else None
+        is_whole = max_useful_length(context) >= self.max_depth
+        return model.graph_steps() if is_whole else None
 
     def _place(self, context: Context, first: FirstBlock) -> tuple[Any, ...]:
         """The inputs of the function: those of the first block, and what the context has."""

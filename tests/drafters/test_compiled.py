@@ -94,6 +94,23 @@ def test_what_is_grown_forward_by_forward_says_why() -> None:
     assert stats.compile["drafter"].startswith("compiled, but ")
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("recipe", ["coupled", "eagle-3", "layer-skip", "dflash", "hydra-pp"])
+def test_rows_of_an_engine_join_and_leave_compiled_drafts(recipe: str) -> None:
+    model, _, fast = pair_of(recipe)
+    requests = [
+        {**request_of("llava", seed=seed), "max_new_tokens": 6 + 4 * (seed % 3), "do_sample": False}
+        for seed in range(4)
+    ]
+    with mmspec.Engine(fast, max_rows=3) as engine:
+        futures = [engine.submit(one) for one in requests]
+        found = [future.result() for future in futures]
+    for one, own in zip(requests, found, strict=True):
+        assert torch.equal(own.sequences, model.generate(**one))
+        assert own.stats.fallback is None
+    assert fast.session.bound.compiled.runs["drafter"]
+
+
 def test_settings_of_sampling_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiled, "MAX_SETTINGS", 2)
     _, _, fast = pair_of("coupled", length=3)
