@@ -303,7 +303,7 @@ def _restore(example: GrownDraft, out: Sequence[Tensor], batch: int) -> GrownDra
 def _why_stepwise(shape: Shape, model: DraftModel) -> str | None:
     """Why a draft is grown forward by forward; None if by one graph."""
     if model.is_parallel:
-        return "its one forward is a graph, the draws from it are none"
+        return "its one forward is the graph"
     if shape.fixed_reads is None:
         return f"a {shape.description} changes its size, so each forward is a graph"
     if model.graph_steps() is None:
@@ -317,7 +317,8 @@ def compile_growth(drafter: Drafter, log: CompileLog, option: bool | str) -> Dra
     if not isinstance(shape, Shape):
         return drafter
     backend = parse_backend(option)
-    graphs = GraphSet("the draft", log, backend, DRAFTER, shape.max_depth, is_traced=True)
+    name, depth = "the draft outside its forwards", shape.max_depth
+    graphs = GraphSet(name, log, backend, DRAFTER, depth, is_traced=True)
     own: Any = drafter
     reason = _why_stepwise(shape, own.model)
     if reason is not None:
