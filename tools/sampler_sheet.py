@@ -38,8 +38,9 @@ from mmspec.zoo import catalogue
 
 PLAIN, NOISY = "pipeline", "pipeline, with noise"
 EXACT = (
-    *("accelerated-diffusion-carried", "accelerated-diffusion-frozen"),
-    *("accelerated-diffusion-corrected", "asd", "asd-tree", "block-diffusion"),
+    *("accelerated-diffusion-carried", "accelerated-diffusion-secant"),
+    *("accelerated-diffusion-frozen", "accelerated-diffusion-corrected"),
+    *("asd", "asd-tree", "block-diffusion"),
 )
 LOSSY: Mapping[str, Mapping[str, Any]] = {
     "taylorseer": {"interval": 2},

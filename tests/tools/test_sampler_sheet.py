@@ -8,8 +8,27 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
+import mmspec
 from tests.toys.pipelines import pipeline
-from tools.sampler_sheet import GAP, LABEL, NOISY, PLAIN, SCALE, main, make_ways, sample_all
+from tools.sampler_sheet import (
+    EXACT,
+    GAP,
+    LABEL,
+    LOSSY,
+    NOISY,
+    PLAIN,
+    SCALE,
+    main,
+    make_ways,
+    sample_all,
+)
+
+
+def test_every_recipe_without_a_draft_model_has_a_row() -> None:
+    recipes = [mmspec.recipes.get(name) for name in mmspec.recipes.names("latents")]
+    alone = [one for one in recipes if not one.takes_drafter]
+    assert {one.name for one in alone if one.exact} == set(EXACT)
+    assert {one.name for one in alone} - set(EXACT) == {name.split(",")[0] for name in LOSSY}
 
 
 @pytest.mark.exhaustive
