@@ -268,7 +268,7 @@ def load(
 ) -> Any:
     """A pipeline from a folder, a hub name, or "zoo:NAME"; safetensors only.
 
-    Raises ValueError for a missing folder.
+    Raises ValueError for a missing folder, and for a bundled draft model.
     """
     name = str(source)
     if not name.startswith("zoo:"):
@@ -278,7 +278,13 @@ def load(
             f"device_map={placement.device_map!r}: {name} is a bundled pipeline, which fits on any "
             "device; give device="
         )
-    pipe = zoo.load(name.removeprefix("zoo:"), placement.torch_dtype)
+    entry = zoo.info(name.removeprefix("zoo:"))
+    if entry.target is not None:
+        raise ValueError(
+            f"{name} is a draft model of zoo:{entry.target}, which generates nothing without it; "
+            f"give zoo:{entry.target}, and {name} as the drafter"
+        )
+    pipe = zoo.load(entry.name, placement.torch_dtype)
     if placement.quantize is not None:
         with placement.explain(name):
             quantize_in_place(pipe, placement)
