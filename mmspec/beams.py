@@ -101,7 +101,10 @@ class _Running:
         active = [search for search in parts.searches if not search.is_done]
         clock.to("draft")
         scores = torch.stack([search.scores for search in parts.searches])
-        left = max(search.config.max_length - search.length for search in active) - 1
+        left = [
+            0 if search.is_done else search.config.max_length - search.length - 1
+            for search in parts.searches
+        ]
         keys = [search.noise.key for search in parts.searches if search.noise is not None]
         noise = Keys(torch.stack(keys)) if keys else None
         ids = [search.sequences[0, :, : search.length] for search in parts.searches]

@@ -254,6 +254,32 @@ def test_constrained_beams_are_drafted_among_allowed_tokens(
     assert (out.stats.target_calls == 1) == reads_processors
 
 
+@pytest.mark.exhaustive
+@pytest.mark.parametrize("counts_rows", [True, False])
+def test_no_row_is_drafted_beyond_its_items_for_the_sake_of_another(
+    counts_rows: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An empty list, here after an item, is an error of transformers."""
+    model, request = toys.model("llama"), toys.inputs("llama", seed=1, batch=2, ragged=True)
+    length, propose = request["input_ids"].shape[1], ModelBeams.propose
+
+    def allowed(row: int, ids: Tensor) -> list[int]:
+        place = len(ids) - length
+        some = [10, 11, 12] if place == 0 else [place + 20]
+        return [] if place == 8 else some if row == 0 else list(range(10, 90))
+
+    def propose_alike(self: ModelBeams, tree: Any, scores: Tensor, left: Any, *rest: Any) -> Any:
+        return propose(self, tree, scores, [max(left)] * len(left), *rest)
+
+    if not counts_rows:
+        monkeypatch.setattr(ModelBeams, "propose", propose_alike)
+    settings = {"max_new_tokens": 8, "num_beams": 3, "prefix_allowed_tokens_fn": allowed}
+    fast = mmspec.accelerate(model, "coupled", drafter=noisy("llama", 2.0))
+    out = fast.generate(**request, **settings)
+    assert torch.equal(out.sequences, model.generate(**request, **settings, do_sample=False))
+    assert (out.stats.fallback is None) == counts_rows
+
+
 def test_sampled_beams_among_drafted_ones_are_found_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(beam_generation, "StrictBeams", DraftedOnly)
     with pytest.raises(AssertionError):

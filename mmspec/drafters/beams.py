@@ -40,14 +40,14 @@ class BeamDrafter(ABC):
         self,
         tree: Branches,
         scores: Tensor,
-        left: int,
+        left: Sequence[int],
         sequences: Sequence[Tensor],
         noise: Keys | None = None,
     ) -> BeamDraft:
         """A draft after the last N nodes of the tree, beams of the `scores` (B, N).
 
-        At most `left` further tokens are needed; `sequences` (N, L) of every row are the ids of its
-        beams, prompt included, and `noise` (B, N) the keys of sampled beams.
+        Of every row, at most `left` tokens after the next one are needed, and `sequences` (N, L)
+        are the ids of its beams, prompt included; `noise` (B, N) are the keys of sampled beams.
         """
 
     @property
@@ -70,7 +70,7 @@ class NoBeamDraft(BeamDrafter):
         self,
         tree: Branches,
         scores: Tensor,
-        left: int,
+        left: Sequence[int],
         sequences: Sequence[Tensor],
         noise: Keys | None = None,
     ) -> BeamDraft:
@@ -105,18 +105,18 @@ class ModelBeams(BeamDrafter):
         self,
         tree: Branches,
         scores: Tensor,
-        left: int,
+        left: Sequence[int],
         sequences: Sequence[Tensor],
         noise: Keys | None = None,
     ) -> BeamDraft:
         count = scores.shape[1]
         first, width = tree.nodes - count, self.width * count
         depth, front, first_level = 0, count, None
-        while depth < min(self.depth, left):
+        while depth < min(self.depth, max(left)):
             logits = read_branches(self.model.backbone, self.memory, tree, self.known)
             self.known = tree.nodes
             log_probs = self._log_probs(logits[:, -front:].to(scores.device))
-            self._process(log_probs, scores, sequences)
+            self._process(log_probs, scores, sequences, [depth < most for most in left])
             log_probs[..., self.eos] = -torch.inf
             total = (scores[..., None] + log_probs).flatten(1)
             first_level = log_probs.flatten(1) if first_level is None else first_level
@@ -147,12 +147,22 @@ class ModelBeams(BeamDrafter):
         padded = functional.pad(logits.float(), (0, missing), value=-torch.inf)
         return padded.log_softmax(-1)
 
-    def _process(self, log_probs: Tensor, scores: Tensor, sequences: Sequence[Tensor]) -> None:
+    def _process(
+        self,
+        log_probs: Tensor,
+        scores: Tensor,
+        sequences: Sequence[Tensor],
+        goes_on: Sequence[bool],
+    ) -> None:
         """Apply the processors of each row in place, where a beam (B, n) can be chosen.
 
-        A user's function is not called with a prefix that it excludes.
+        A user's function is not called with a prefix that it excludes, or that is complete: rows
+        that need no further token get none.
         """
         for row, processors in enumerate(self.processors):
+            if not goes_on[row]:
+                log_probs[row] = -torch.inf
+                continue
             is_live = scores[row] > UNSTARTED / 2
             found = log_probs[row, is_live]
             for processor in processors if len(found) else ():
