@@ -169,7 +169,7 @@ def check_vocabulary_sizes(target: int, drafter: int) -> None:
         raise ValueError(
             f"the draft model has a vocabulary of {drafter} tokens, the target one of {target}: "
             "their token ids do not mean the same; choose a draft model with the target's "
-            "tokenizer, or give a text model with both tokenizers: "
+            "tokenizer, or for text recipe 'coupled' or 'uad' with both tokenizers: "
             "mmspec.models.translation.OtherVocabulary"
         )
 
