@@ -23,7 +23,7 @@ class OtherVocabulary:
     """A draft model whose tokenizer is not the target's: `accelerate(model, drafter=...)`.
 
     `tokenizer` is the draft model's, `target_tokenizer` the target's; either may be a processor.
-    Models that were loaded from folders with tokenizers need no such object.
+    Models that were loaded from folders or hub names with tokenizers need no such object.
     """
 
     model: Any
