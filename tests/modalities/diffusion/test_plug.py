@@ -133,14 +133,12 @@ def test_a_window_longer_than_the_steps_is_refused_before_any_call(
     assert not caplog.messages
 
 
-@pytest.mark.exhaustive
 def test_a_bundled_draft_model_is_no_pipeline() -> None:
-    with pytest.raises(
-        ValueError, match="zoo:diffusion-drafter is a draft model of zoo:diffusion,"
-    ):
+    with pytest.raises(ValueError, match=r"is a draft model of zoo:diffusion, .* as the drafter"):
         plug.load("zoo:diffusion-drafter")
 
 
+@pytest.mark.exhaustive
 def test_rows_are_not_limited_by_a_recipe_that_keeps_the_loop() -> None:
     with pytest.raises(ValueError, match="'taylorseer' calls the network with the rows of the"):
         mmspec.accelerate(pipeline("dit"), "taylorseer", max_rows=2)
