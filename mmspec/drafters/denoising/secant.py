@@ -90,7 +90,8 @@ class Slots:
         slope = slope.clamp_min(0)[:, None]
         ridge = DAMPING * squares.amax(1, keepdim=True) + (squares == 0)  # a zero row is invertible
         damped = gram + torch.diag_embed(ridge)
-        weights = torch.linalg.solve(damped, moved @ offset[..., None])  # (B, K, 1)
+        # (B, K, 1); without a check for singular ones, which would wait for the device
+        weights, _ = torch.linalg.solve_ex(damped, moved @ offset[..., None])
         rest = change - slope[..., None] * moved
         correction: Tensor = slope * offset + (weights * rest).sum(1)
         return self.clean[:, slot, None] + correction.view_as(x).to(x)
