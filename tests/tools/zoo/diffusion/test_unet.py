@@ -70,7 +70,7 @@ def test_training_writes_a_pipeline_that_loads(
 def test_the_student_learns_the_predictions_of_its_teacher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The loss falls within few steps, and only the U-Net changes."""
+    """The loss falls within few steps."""
     monkeypatch.setattr(unet, "BATCH", 8)
     losses: list[float] = []
 
@@ -112,13 +112,21 @@ def test_an_untrained_text_encoder_draws_other_things(pipeline: Any) -> None:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("recipe", ["accelerated-diffusion-carried", "asd", "block-diffusion"])
+@pytest.mark.parametrize(
+    ("recipe", "share"),
+    [
+        ("accelerated-diffusion-secant", 0.55),
+        ("accelerated-diffusion-carried", 0.9),
+        ("asd", 0.9),
+        ("block-diffusion", 0.9),
+    ],
+)
 def test_exact_recipes_take_its_sampler_with_noise_and_save_calls(
-    pipeline: Any, recipe: str
+    pipeline: Any, recipe: str, share: float
 ) -> None:
     settings = zoo.info(NAME).settings
     fast: Any = mmspec.accelerate(type(pipeline)(**pipeline.components), recipe, **SWAPPED)
     request = {"num_inference_steps": settings["steps"], "guidance_scale": settings["guidance"]}
     output = fast(prompts(1, seed=3)[0].text, **request, seed=1, output_type="np")
     assert output.stats.exact
-    assert output.stats.target_calls <= 0.9 * settings["steps"]
+    assert output.stats.target_calls <= share * settings["steps"]
