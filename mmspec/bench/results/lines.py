@@ -229,11 +229,10 @@ def describe_training(drafter: str, recipe: str | None = None) -> str:
     if loss is None and recipe is not None and entry.sees == STATES:
         loss = recipes.describe(recipe)["parts"]["draft optimisation"]
     minutes = card.get("training minutes") or card.get("minutes")
-    parts = [
-        loss or entry.description.partition(";")[0].rstrip("."),
-        *([f"{int(card['steps']):,} steps"] if card.get("steps", "").isdecimal() else []),
-        *([f"{float(minutes):.0f} min"] if minutes else []),
-    ]
+    parts = [loss or entry.description.partition(";")[0].rstrip(".")]
+    if card.get("steps") != "0":  # those of its target otherwise
+        parts += [f"{int(card['steps']):,} steps"] if card.get("steps", "").isdecimal() else []
+        parts += [f"{float(minutes):.0f} min"] if minutes else []
     return f"here: {', '.join(parts)}"
 
 

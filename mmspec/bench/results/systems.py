@@ -30,6 +30,7 @@ class Group:
     kinds: int = 1  # of requests: a row has at least one of each
     controls: bool = False  # whether lossy recipes are measured beside as many calls of the target
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the modality
+    baselines_of: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of another target
 
     @property
     def model(self) -> str:
@@ -149,7 +150,7 @@ def _fitting(group: Group, target: str) -> tuple[str, ...]:
     """The baselines of a section that have a draft model for a target, where they need one."""
     return tuple(
         name
-        for name in group.baselines
+        for name in group.baselines_of.get(target, group.baselines)
         if not (found := recipes.get(name)).takes_drafter or zoo.drafter_for(target, found)
     )
 

@@ -243,6 +243,7 @@ def test_nothing_is_compiled_after_the_first_requests(recipe: str, backend: str)
     A head's drafts of another size, the last ones of an output, are read forward by forward: their
     graphs are made in the first requests too.
     """
+    torch._dynamo.reset()  # sizes that it took for dynamic in other tests cost graphs later
     model = toys.model("llama", layers=4, max_position_embeddings=2048)
     head = _head_of(model) if recipe == "eagle-3" else None
     fast = mmspec.accelerate(model, recipe, drafter=head, compile=backend)
