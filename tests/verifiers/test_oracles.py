@@ -96,6 +96,16 @@ def test_k_seq_accepts_as_in_the_table(
         assert acceptance_ratio(p[None], q[None], k).item() == pytest.approx(rho, abs=1e-6)
 
 
+def test_the_ratio_of_k_seq_is_the_root_or_just_above_it_in_float32() -> None:
+    """Below the root the residual would be negative; far above it too few drafts are accepted."""
+    for p, q in (*E.values(), TWO):
+        k = torch.tensor([[2.0], [3.0], [8.0]])
+        root = acceptance_ratio(p.expand(3, -1), q.expand(3, -1), k.double())
+        above = acceptance_ratio(p.float().expand(3, -1), q.float().expand(3, -1), k) - root
+        assert bool((above >= -1e-6).all())
+        assert bool((above <= 2.0**-16 * (k - 1) + 1e-6).all())
+
+
 GAMMAS: list[tuple[Verifier, tuple[Tensor, Tensor], dict[int, str]]] = [
     (Recursive(), TWO, {1: "2/3", 2: "10/9", 3: "38/27", 4: "130/81"}),
     (Block(), TWO, {1: "2/3", 2: "11/9", 3: "5/3", 4: "166/81"}),
