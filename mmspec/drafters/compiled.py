@@ -36,6 +36,7 @@ from mmspec.stats import DRAFTER, CompileLog
 from mmspec.targets.fixed import pad, round_length
 from mmspec.targets.graphs import Function, GraphSet, parse_backend
 from mmspec.targets.readers.compiled import place_block, symbolic_axes
+from mmspec.targets.readers.reader import Reader
 from mmspec.targets.readers.rounding import rounding_margin, score_difference
 from mmspec.targets.tokens.context import Context
 from mmspec.trees import all_true_mask
@@ -309,6 +310,12 @@ def _why_stepwise(shape: Shape, model: DraftModel) -> str | None:
     if model.graph_steps() is None:
         return "each forward is a graph of its own"
     return None
+
+
+def find_draft_model(drafter: Drafter, reader: Any) -> Any:
+    """What reads blocks for a drafter: its reader or its draft model; None for one by hand."""
+    model = vars(drafter).get("model")
+    return model if isinstance(model, DraftModel) and not isinstance(reader, Reader) else reader
 
 
 def compile_growth(drafter: Drafter, log: CompileLog, option: bool | str) -> Drafter:

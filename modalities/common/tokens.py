@@ -26,7 +26,6 @@ from mmspec.models.loading import load_causal
 from mmspec.recipe import COMPRESSIBLE, CTC_HEAD, Kit, Recipe, pair, resolve
 from mmspec.registry import ZOO
 from mmspec.stats import CompileLog
-from mmspec.targets.readers.reader import Reader
 from mmspec.targets.stop import Stop
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Request, check_drafter_inputs
@@ -207,7 +206,7 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     if option is not None and option is not False:
         readers, growth, verifiers = map(import_module, _COMPILED)  # by those who ask for it alone
         features = bound.target.required_features
-        draft = reader if isinstance(reader, Reader) else vars(paired).get("model", reader)
+        draft = growth.find_draft_model(paired, reader)
         bound.compiled = readers.compile_readers(backbone, draft, features, option)
         bound.drafter = growth.compile_growth(bound.drafter, bound.compiled, option)
         bound.verifier = verifiers.compile_verifier(bound.verifier, bound.compiled, option)

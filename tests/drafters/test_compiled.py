@@ -16,6 +16,7 @@ from transformers import LogitsProcessorList, RepetitionPenaltyLogitsProcessor
 import mmspec
 from mmspec.drafters import compiled
 from mmspec.drafters.compiled import CompiledShape
+from mmspec.drafters.oracle import Oracle
 from mmspec.targets.graphs import EAGER
 from tests import toys
 from tests.partners import partner
@@ -109,6 +110,16 @@ def test_rows_of_an_engine_join_and_leave_compiled_drafts(recipe: str) -> None:
         assert torch.equal(own.sequences, model.generate(**one))
         assert own.stats.fallback is None
     assert fast.session.bound.compiled.runs["drafter"]
+
+
+def test_a_drafter_by_hand_keeps_its_own_model() -> None:
+    model, request = toys.model("llava"), request_of("llava")
+    own: Any = Oracle([[5, 6, 7]], 0.2, 3)
+    own.model = torch.nn.Identity()  # none of ours
+    fast = mmspec.accelerate(model, "plain", drafter=own, compile=EAGER)
+    out = fast.generate(**request, max_new_tokens=6)
+    assert torch.equal(out.sequences, model.generate(**request, max_new_tokens=6))
+    assert out.stats.compile["target"] == "compiled"
 
 
 def test_settings_of_sampling_are_limited(monkeypatch: pytest.MonkeyPatch) -> None:
