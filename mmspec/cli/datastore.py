@@ -14,6 +14,7 @@ from mmspec.drafters.lookup.datastore import Datastore
 from mmspec.training.conversations import read_questions
 
 RECIPE = "rest"
+EXAMPLES = 64
 
 
 def run(
@@ -21,18 +22,20 @@ def run(
     out: Path,
     data: Path | None,
     prompt: list[str] | None,
-    prompts: int,
+    prompts: int | None,
 ) -> None:
     """Sort the answers of a data set, or the model's own outputs, and save them."""
     selected = select(options)
     if data is not None and prompt is not None:
         raise ValueError("--data and --prompt are two sources of texts; drop one")
+    if data is not None and prompts is not None:
+        raise ValueError(f"--prompts={prompts} counts examples, and --data is read whole; drop one")
     check_writable("--out", out, (".npz",))
     loaded = load(options, selected)
     if data is not None:
         sequences = _read_answers(loaded, data)
     else:
-        sequences = _generate(loaded, prompt, prompts, options)
+        sequences = _generate(loaded, prompt, prompts or EXAMPLES, options)
     store = Datastore.of(sequences)
     store.save(out)
     document = {"out": str(out), "texts": len(sequences), "tokens": sum(map(len, sequences))}

@@ -261,7 +261,9 @@ def datastore(
     prompt: Annotated[
         list[str] | None, typer.Option(help="Prompts; default: bundled examples.")
     ] = None,
-    prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of examples.")] = 64,
+    prompts: Annotated[
+        int | None, typer.Option(min=1, max=10**6, help="Number of examples; default: 64.")
+    ] = None,
 ) -> None:
     """Sort texts that outputs will resemble, for recipe rest (REST)."""
 

@@ -45,6 +45,7 @@ def test_what_keeps_nothing_is_refused(capsys: pytest.CaptureFixture[str], tmp_p
     for more, message in (
         (("--data", str(data), "--out", out), "data.jsonl:1 has no answer to keep; give data with"),
         (("--data", str(data), "--prompt", "w5", "--out", out), "two sources of texts; drop one"),
+        (("--data", str(data), "--prompts", "3", "--out", out), "--prompts=3 counts examples, and"),
         (("--prompt", "w5", "--out", str(tmp_path / "a.txt")), ".txt cannot be written"),
     ):
         _, line = fail(capsys, *asked, *more)

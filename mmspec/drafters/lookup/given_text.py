@@ -232,4 +232,4 @@ def _load_tokenizer(given: Any, source: str) -> Any:
     if not (Path(source) / "tokenizer_config.json").is_file():
         return None
     with explain_load_errors(source, "tokenizer"):
-        return AutoTokenizer.from_pretrained(source)
+        return AutoTokenizer.from_pretrained(source, trust_remote_code=False)
