@@ -191,7 +191,8 @@ class AlteredVerifier(Verifier):
         mask = draft.mask.clone()
         mask[:, list(self.padded)] = False
         tree = None if self.ragged else draft.tree
-        return self.verifier.verify(replace(draft, mask=mask, tree=tree), scores, noise)
+        altered = replace(draft, mask=mask, tree=tree, padded=True)
+        return self.verifier.verify(altered, scores, noise)
 
 
 def hard(

@@ -68,6 +68,14 @@ def test_a_row_does_not_notice_its_batch(verifier: Verifier, kind: Kind) -> None
         draft = replace(draft, mask=mask, padded=True)
         together = verifier.verify(draft, scores, noise)
         assert (together.length > 0).any() or not verifier.lossless
+        blank = replace(draft, tokens=torch.where(mask, draft.tokens, 0))
+        other = verifier.verify(blank, scores, noise)  # padding has no influence
+        assert torch.equal(other.path, together.path)
+        assert other.next is not None
+        assert together.next is not None
+        assert torch.equal(other.next, together.next)
+        taken = mask.gather(1, together.path.clamp_min(0)) | (together.path < 0)
+        assert taken.all()  # and is not accepted
         for row in range(0, 16, 7):
             own = slice(row, row + 1)
             assert isinstance(scores.distribution, Categorical)
