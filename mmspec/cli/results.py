@@ -17,7 +17,15 @@ from mmspec.bench.plots import plot_section
 from mmspec.bench.results import categories
 from mmspec.bench.results.categories import CategoryTable
 from mmspec.bench.results.lines import Line, lines_of, rank, unbuilt
-from mmspec.bench.results.page import Page, Section, count_repeated, find_moves, read_page
+from mmspec.bench.results.page import (
+    VLM,
+    Page,
+    Section,
+    count_repeated,
+    find_moves,
+    keep_sections,
+    read_page,
+)
 from mmspec.bench.results.records import Effort, Record, Store, describe
 from mmspec.bench.results.systems import Job, plan, read_groups, read_systems, select
 from mmspec.cli import models
@@ -28,7 +36,6 @@ from mmspec.errors import first_line
 from mmspec.recipe import TREE
 
 PLOT = ".svg"
-VLM = "vlm"
 
 
 def run(
@@ -39,11 +46,15 @@ def run(
     work: Path,
     out: Path,
     compare: Path | None,
+    keep: Path | None,
     note: str,
     dry_run: bool,
     json: bool,
 ) -> None:
-    """Measure what the folder `work` lacks, then write the page of all that it has."""
+    """Measure what the folder `work` lacks, then write the page of all that it has.
+
+    Sections that were not measured now are those of the page `keep`.
+    """
     if vlm_model is not None:
         models.check_source(vlm_model)
     effort, jobs = Effort(**effort_of_all), plan(vlm_model)
@@ -54,15 +65,28 @@ def run(
         return
     models.check_writable("--out", out, (".md",))
     before = None if compare is None else read_page(compare)
+    kept = None if keep is None else _read_kept(keep, modality, only)
     models.check_files(None, out.with_suffix(PLOT))
     models.set_threads(effort.threads)
     measure_all(wanted, store, effort, json)
     lines = [line for job in jobs for line in _lines(job, store, effort)]
     table = _categories(jobs, lines, store, effort, json, only is None and VLM in _groups(wanted))
     sections = _sections(jobs, lines, store, effort)
-    page = Page(sections, _command(effort, vlm_model, out), table, note)
+    page = Page(sections, _command(effort, vlm_model, out, modality if kept else None), table, note)
+    if kept is not None:
+        page = keep_sections(kept, page, _groups(wanted))
     page.write(out, before, _plot(page, out))
     _report(page, before, out, json)
+
+
+def _read_kept(keep: Path, modality: list[str] | None, only: list[str] | None) -> Page:
+    """The page whose sections are kept. Raises ValueError where whole sections are not chosen."""
+    if not modality or only:
+        raise ValueError(
+            "--keep takes whole sections from an earlier page; name those to measure again with "
+            "--modality, without --only"
+        )
+    return read_page(keep)
 
 
 def measure_all(jobs: Sequence[Job], store: Store, effort: Effort, json: bool) -> None:
@@ -200,12 +224,15 @@ def _about(record: Record) -> str:
     )
 
 
-def _command(effort: Effort, vlm_model: str | None, out: Path) -> str:
+def _command(
+    effort: Effort, vlm_model: str | None, out: Path, modality: Sequence[str] | None
+) -> str:
     given = {f"--{name}": value for name, value in vars(effort).items()}
     given |= {"--vlm-model": vlm_model} if vlm_model else {}
+    pairs = [*given.items(), *(("--modality", one) for one in modality or ())]
     return shlex.join(
         ["mmspec", "bench", "results", "--out", out.as_posix()]
-        + [str(one) for pair in given.items() for one in pair]
+        + [str(one) for pair in pairs for one in pair]
     )
 
 
@@ -246,7 +273,7 @@ def _show_plan(jobs: Sequence[Job], store: Store, effort: Effort, json: bool) ->
     print_table(cells, "section", "row", "target", "recipes", "drafters", "settings", "state")
 
 
-def _report(page: Page, before: Mapping[str, Any] | None, out: Path, json: bool) -> None:
+def _report(page: Page, before: Page | None, out: Path, json: bool) -> None:
     systems = [line for line in page.lines if line.is_system]
     measured = sum(line.speed is not None for line in systems)
     moved = None if before is None else len(find_moves(before, page))

@@ -37,6 +37,12 @@ def results(
     compare: Annotated[
         Path | None, typer.Option(help="The .json of another run: what moved since.")
     ] = None,
+    keep: Annotated[
+        Path | None,
+        typer.Option(
+            help="The .json of an earlier page: sections that --modality leaves out stay as there."
+        ),
+    ] = None,
     note: Annotated[
         str, typer.Option(help="A sentence for the page, such as what else the machine did.")
     ] = "",
@@ -50,5 +56,5 @@ def results(
     An interrupted run goes on where it was when the command is given again.
     """
     effort = {"prompts": prompts, "repeats": repeats, "threads": threads, "seed": seed}
-    given = (modality, only, vlm_model, effort, work, out, compare, note, dry_run, json)
+    given = (modality, only, vlm_model, effort, work, out, compare, keep, note, dry_run, json)
     run_function("mmspec.cli.results:run", *given)

@@ -8,6 +8,9 @@ from typing import Any
 
 import pytest
 
+from mmspec.bench.results.categories import CategoryTable
+from mmspec.bench.results.lines import Line
+from mmspec.bench.results.page import Page, Section, keep_sections, read_page
 from mmspec.bench.results.records import Effort, Record, Store, describe
 from mmspec.bench.results.systems import Job, plan, select
 from mmspec.cli import results as command
@@ -37,6 +40,8 @@ def test_wrong_files_and_names_are_refused_before_anything_is_measured(
         (("--out", str(tmp_path / "none" / "a.md")), "there is no folder"),
         (("--out", str(tmp_path / "a.csv")), "cannot be written"),
         ((*out, "--compare", str(other)), "is no page of results"),
+        ((*out, "--keep", str(other), "--modality", "mar"), "is no page of results"),
+        ((*out, "--keep", str(other)), "name those to measure again with --modality"),
         (("--only", "hivs"), "did you mean 'hivis'"),
         (("--vlm-model", "zoo:lava"), "lava"),
     ):
@@ -60,6 +65,25 @@ def test_an_interrupted_run_keeps_the_rows_before(
             command.measure_all(jobs, store, Effort(), True)
     assert done == ["baselines of zoo:mar"]
     assert store.find(describe(jobs[0], Effort())) is not None
+
+
+def test_sections_that_are_not_measured_are_kept(tmp_path: Path) -> None:
+    def make(sections: dict[str, str], note: str = "") -> Page:
+        made = tuple(
+            Section(name, name, "zoo:m", about, (Line(name, "a", "zoo:m"),))
+            for name, about in sections.items()
+        )
+        return Page(made, f"run {len(note)}", CategoryTable("zoo:m", None, ()), note)
+
+    make({"vlm": "old", "mar": "old"}, "busy").write(tmp_path / "a.md", None, {})
+    before = read_page(tmp_path / "a.json")
+    page = keep_sections(before, make({"vlm": "new", "mar": "not measured"}), {"vlm"})
+    assert [one.about for one in page.sections] == ["new", "old"]
+    assert (page.command, page.note) == ("run 4\nrun 0", "busy")
+    page.write(tmp_path / "b.md", before, {})
+    assert read_page(tmp_path / "b.json") == page
+    with pytest.raises(ValueError, match="lacks the section tts; measure it too"):
+        keep_sections(before, make({"tts": "not measured"}), {"vlm"})
 
 
 @pytest.mark.slow

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from mmspec.bench.results.categories import CategoryTable
+from mmspec.bench.results.categories import CategoryLine, CategoryTable
 from mmspec.bench.results.lines import DIFFERS, Line
 from mmspec.bench.results.systems import SOURCE
 from mmspec.errors import parse_json
 
+T = TypeVar("T")
+VLM = "vlm"  # the section that the table of categories belongs to
 TITLES = (
     *("rank", "system", "output", "drafter, trained", "it sees", "acceptance length"),
     *("fewer calls", "speed", "least", "most", "quality", "paper", "why"),
@@ -72,7 +74,7 @@ class Page:
     def lines(self) -> list[Line]:
         return [line for section in self.sections for line in section.lines]
 
-    def write(self, file: Path, before: Mapping[str, Any] | None, plots: Mapping[str, str]) -> None:
+    def write(self, file: Path, before: Page | None, plots: Mapping[str, str]) -> None:
         """Write the page, and the lines as .csv and .json beside it; `plots` are by section."""
         moves = None if before is None else find_moves(before, self)
         file.write_text(self.markdown(moves, plots), encoding="utf-8")
@@ -102,46 +104,82 @@ def write_csv(lines: Sequence[Line], file: Path) -> None:
         writer.writerows(map(asdict, lines))
 
 
-def find_moves(before: Mapping[str, Any], page: Page) -> list[Move]:
-    """Lines whose spread, or acceptance length, is apart from that of another run.
-
-    `before` is the content of its JSON file.
-    """
-    known = {
-        (one["section"], one["name"]): one
-        for section in before["sections"]
-        for one in section["lines"]
-    }
-    found = []
+def find_moves(before: Page, page: Page) -> list[Move]:
+    """Lines whose spread of speed is apart from that of another run."""
+    known, found = _by_name(before), []
     for line in page.lines:
         old = known.get((line.section, line.name))
-        if old is None or old["least"] is None or line.least is None or line.most is None:
+        if old is None or not (_is_timed(old) and _is_timed(line)):
             continue
-        if old["most"] < line.least or line.most < old["least"]:
-            spans = [_span(one["speed"], one["least"], one["most"]) for one in (old, asdict(line))]
-            found.append(Move(line.section, line.name, *spans))
+        if _numbers(old)[2] < _numbers(line)[1] or _numbers(line)[2] < _numbers(old)[1]:
+            found.append(Move(line.section, line.name, _span(old), _span(line)))
     return found
 
 
-def count_repeated(before: Mapping[str, Any], page: Page) -> int:
+def count_repeated(before: Page, page: Page) -> int:
     """How many timed lines two runs share."""
-    known = {
-        (one["section"], one["name"])
-        for section in before["sections"]
-        for one in section["lines"]
-        if one["speed"] is not None
-    }
-    return sum(one.speed is not None and (one.section, one.name) in known for one in page.lines)
+    known = {name for name, line in _by_name(before).items() if _is_timed(line)}
+    return sum(_is_timed(one) and (one.section, one.name) in known for one in page.lines)
 
 
-def read_page(file: Path) -> dict[str, Any]:
-    """The JSON file of another run. Raises ValueError for another file."""
+def keep_sections(before: Page, page: Page, measured: Collection[str]) -> Page:
+    """The page with the sections of an earlier run where they were not `measured` again.
+
+    It lists the commands of both, and has the note of the earlier one if it has none. Raises
+    ValueError if a section is on neither.
+    """
+    known = {one.name: one for one in before.sections}
+    missing = [one.name for one in page.sections if one.name not in {*measured, *known}]
+    if missing:
+        raise ValueError(
+            f"the page to keep lacks the section {missing[0]}; measure it too (--modality)"
+        )
+    sections = tuple(one if one.name in measured else known[one.name] for one in page.sections)
+    table = page.categories if VLM in measured else before.categories
+    command = f"{before.command}\n{page.command}"
+    return Page(sections, command, table, page.note or before.note)
+
+
+def read_page(file: Path) -> Page:
+    """Read the JSON file of a page. Raises ValueError for another file."""
     data = parse_json(file.read_bytes())
     if not isinstance(data, dict) or "sections" not in data:
         raise ValueError(
             f"{file} is no page of results; give the .json that `mmspec bench results` wrote"
         )
-    return data
+    table = data.get("categories")
+    return Page(
+        tuple(_read(Section, one, lines=_read_lines(Line, one)) for one in data["sections"]),
+        data["command"],
+        table and _read(CategoryTable, table, lines=_read_lines(CategoryLine, table)),
+        data.get("note", ""),
+    )
+
+
+def _read(kind: type[T], data: Mapping[str, Any], **given: Any) -> T:
+    """A dataclass from plain data; columns of other versions are dropped."""
+    known = {one.name for one in fields(kind)}  # type: ignore[arg-type]
+    return kind(**{**{name: value for name, value in data.items() if name in known}, **given})
+
+
+def _read_lines(kind: type[T], data: Mapping[str, Any]) -> tuple[T, ...]:
+    return tuple(_read(kind, one) for one in data["lines"])
+
+
+def _by_name(page: Page) -> dict[tuple[str, str], Line]:
+    return {(one.section, one.name): one for one in page.lines}
+
+
+def _is_timed(line: Line) -> bool:
+    return line.speed is not None
+
+
+def _numbers(line: Line) -> tuple[float, float, float]:
+    """Speed, least and most of a timed line."""
+    assert line.speed is not None
+    assert line.least is not None
+    assert line.most is not None
+    return line.speed, line.least, line.most
 
 
 def _section(section: Section, plot: str | None) -> list[str]:
@@ -202,7 +240,8 @@ def _moves(moves: Sequence[Move]) -> list[str]:
     ]
 
 
-def _span(speed: float, least: float, most: float) -> str:
+def _span(line: Line) -> str:
+    speed, least, most = _numbers(line)
     return f"{speed:.2f}x ({least:.2f} to {most:.2f})"
 
 
