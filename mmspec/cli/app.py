@@ -63,7 +63,8 @@ def generate(
         str, typer.Option(help="A question or a description; optional for audio.")
     ] = "",
     out: Annotated[
-        Path | None, typer.Option(help="File to write; default: mmspec.png for images.")
+        Path | None,
+        typer.Option(help="File to write; default: mmspec.png for images. - is stdout (--stream)."),
     ] = None,
     trace: Annotated[
         Path | None, typer.Option(help="Write every round, as a page (.html) or as data (.jsonl).")
@@ -74,6 +75,9 @@ def generate(
     repeats: Repeats = 5,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print the text at its end, without colours.")
+    ] = False,
+    stream: Annotated[
+        bool, typer.Option("--stream", help="Write text or speech as it is verified; compare none.")
     ] = False,
 ) -> None:
     """Generate text, images, speech or actions, and report the speed-up."""

@@ -29,6 +29,7 @@ from mmspec.cli.output import (
     show_progress,
     show_status,
 )
+from mmspec.cli.streaming import STDOUT, refuse_with_stream, run_stream
 from mmspec.cli.trace import TRACE_FILES, make_trace, watch_words, write_trace
 from mmspec.modality import Selection, Workload
 from mmspec.stats import Stats
@@ -49,12 +50,21 @@ def run(
     compare: bool,
     repeats: int,
     quiet: bool,
+    stream: bool = False,
 ) -> None:
     """Generate, print or write the output, and measure it beside the library's generate()."""
     selected = select(options)
-    recipe, place = selected.recipe, _output_file(out, trace, selected)
+    if not stream and out == STDOUT:
+        raise ValueError("--out - writes sound to stdout as it is verified; add --stream")
+    if stream:
+        refuse_with_stream(options, selected, quiet)
+    recipe = selected.recipe
+    place = _output_file(None if out == STDOUT else out, trace, selected)
     check_prompts(selected.owner, [prompt])
     _check_sound(selected)
+    if stream:
+        run_stream(options, selected, prompt, out, trace)
+        return
     loaded = load(options, selected)
     request, fast = loaded.formatter.request([prompt]), loaded.accelerate(recipe)
     live = None if quiet or options.json or out is not None else watch_words(loaded)

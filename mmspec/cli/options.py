@@ -26,7 +26,7 @@ from mmspec.errors import parse_json
 from mmspec.modality import Modality, setting
 
 # options that a modality may have as parts of `accelerate`
-PARTS = ("length", "tree", "compressor", "kv", "window", "max_rows", "sampler")
+PARTS = ("length", "tree", "compressor", "kv", "window", "max_rows", "sampler", "codec")
 IMAGE_MODEL = "zoo:image"  # default of commands about image tokens
 Prompts = Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")]
 Count = Annotated[int, typer.Option(min=1, max=100_000, help="Number of bundled examples to time.")]
@@ -80,6 +80,9 @@ class ModelOptions:
     sampler: str | None = setting(
         None, "stochastic: the counterpart with noise of a scheduler that adds none."
     )
+    codec: str | None = setting(
+        None, "Codec of speech: a folder beside the model's weights, another one, or a hub name."
+    )
     device: str | None = setting(None, "Device of the weights: cpu (default), cuda, cuda:1, mps.")
     dtype: str | None = setting(
         None, "float32, bfloat16 or float16; default: as saved, float32 for bundled models."
@@ -110,6 +113,7 @@ class ModelOptions:
             "verifier": self.verifier,
             "compressor": self.compressor,
             "kv": self.kv,
+            "codec": self.codec,
             "compile": self.compile or None,
         }
         if self.length is not None:

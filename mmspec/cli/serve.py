@@ -24,6 +24,8 @@ from mmspec.serving.media import fetch_url
 from mmspec.serving.media_routes import MediaRoutes
 from mmspec.serving.metrics import Metrics
 from mmspec.serving.replicas import Replicas, build_application
+from mmspec.serving.speech import BatchedSpeechSession, EngineSpeaker, SerialSpeaker, Speaker
+from mmspec.serving.speech_routes import SpeechRoutes
 from mmspec.serving.worker import SerialQueue
 
 log = logging.getLogger("mmspec")
@@ -110,20 +112,24 @@ def _find_resources(options: ModelOptions) -> dict[str, float]:
 def make_served(loaded: LoadedModels, server: ServerOptions, trusts: bool = False) -> Served:
     """The model of a server, ready for requests.
 
-    Chat runs many requests at once, other routes one after the other. A speech language model has
-    both chat and transcriptions. Raises ValueError for a model without any route.
+    Chat and speech run many requests at once, other routes one after the other. A speech language
+    model has both chat and transcriptions. Raises ValueError for a model without any route.
     """
     selection = loaded.selection
     name, fast = selection.model, loaded.accelerate(selection.recipe)
     kind = _find_kind(selection.owner, fast.calls)
     chat = registry.chat_model(selection.owner, name, loaded.model, trust_remote_code=trusts)
-    engine = None if chat is None else _make_engine(fast, server, is_needed=kind is None)
+    speaks = kind == "speech" and isinstance(fast.session, BatchedSpeechSession)
+    path = "/v1/chat/completions" if chat is not None else None
+    engine = _make_engine(fast, server, path, kind is None) if path or speaks else None
     metrics, parts = Metrics(engine), list[Routes]()
-    if engine is not None:
+    if engine is not None and chat is not None:
         service = ChatService(engine, chat, server.max_new_tokens, server.timeout_s)
         fetch = fetch_url if server.allow_urls else None
         parts.append(ChatRoutes(name, service, metrics, fetch=fetch))
-    if kind is not None:
+    if kind == "speech":
+        parts.append(_make_speech_routes(loaded, fast, engine, server, metrics, trusts))
+    elif kind is not None:
         parts.append(_make_media_routes(loaded, fast, kind, server, metrics, trusts))
     if not parts:
         raise ValueError(
@@ -133,8 +139,13 @@ def make_served(loaded: LoadedModels, server: ServerOptions, trusts: bool = Fals
     return Served(name, parts[0] if len(parts) == 1 else JoinedRoutes(tuple(parts)), metrics)
 
 
-def _make_engine(fast: Any, server: ServerOptions, is_needed: bool) -> Engine | None:
-    """The engine of chat; None where requests cannot run as one batch and are not all there is."""
+def _make_engine(
+    fast: Any, server: ServerOptions, path: str | None, is_needed: bool
+) -> Engine | None:
+    """The engine of a server; None where requests cannot run as one batch and it is not needed.
+
+    Without it there is no `path`; without a `path` requests are decoded one after the other.
+    """
     try:
         return Engine(
             fast,
@@ -145,8 +156,38 @@ def _make_engine(fast: Any, server: ServerOptions, is_needed: bool) -> Engine | 
     except ValueError as error:
         if is_needed:
             raise
-        log.warning("there is no /v1/chat/completions: %s", error)
+        without = f"there is no {path}" if path else "requests are decoded one after the other"
+        log.warning("%s: %s", without, error)
         return None
+
+
+def _make_speech_routes(
+    loaded: LoadedModels,
+    fast: Any,
+    engine: Engine | None,
+    server: ServerOptions,
+    metrics: Metrics,
+    trusts: bool,
+) -> SpeechRoutes:
+    """The route of a model that synthesizes speech."""
+    owner, codec = loaded.selection.owner, fast.session.codec
+    codec.measure()
+
+    def make_request(given: Mapping[str, Any], text: str) -> Mapping[str, Any]:
+        made: Mapping[str, Any] = _make_formatter(loaded, given, trusts).request([text])
+        return made
+
+    def synthesize(request: Mapping[str, Any]) -> Any:
+        return fast.synthesize(**request)
+
+    speaker: Speaker
+    if engine is not None:
+        speaker = EngineSpeaker(engine, make_request, server.timeout_s)
+    else:
+        queue = SerialQueue(server.max_queue)
+        speaker = SerialSpeaker(synthesize, make_request, codec, queue, server.timeout_s)
+    settings = frozenset(one.name for one in fields(owner.settings))
+    return SpeechRoutes(loaded.selection.model, speaker, settings, metrics)
 
 
 def _make_media_routes(
@@ -157,21 +198,12 @@ def _make_media_routes(
     metrics: Metrics,
     trusts: bool,
 ) -> MediaRoutes:
-    """Routes of a model that generates images or speech, or transcribes."""
+    """Routes of a model that generates images, or transcribes."""
     selection = loaded.selection
-    owner, formatting = selection.owner, registry.formatting(selection.owner)
-    settings = frozenset(one.name for one in fields(owner.settings))
+    settings = frozenset(one.name for one in fields(selection.owner.settings))
 
     def generate(given: Mapping[str, Any], prompts: list[str], seed: int) -> tuple[Any, Any]:
-        formatter: Any = loaded.formatter
-        if given:
-            own = {
-                one.name: getattr(selection.settings, one.name) for one in fields(owner.settings)
-            }
-            chosen = parse_settings(owner.settings, {**own, **given})
-            formatter = formatting.formatter(
-                selection.model, loaded.model, chosen, trust_remote_code=trusts
-            )
+        formatter = _make_formatter(loaded, given, trusts)
         return formatter, loaded.call(fast, formatter.request(prompts), seed)
 
     return MediaRoutes(
@@ -183,6 +215,17 @@ def _make_media_routes(
         SerialQueue(server.max_queue),
         server.timeout_s,
     )
+
+
+def _make_formatter(loaded: LoadedModels, given: Mapping[str, Any], trusts: bool) -> Any:
+    """The formatter of commands, with the settings of a request."""
+    if not given:
+        return loaded.formatter
+    selection = loaded.selection
+    owner, formatting = selection.owner, registry.formatting(selection.owner)
+    own = {one.name: getattr(selection.settings, one.name) for one in fields(owner.settings)}
+    chosen = parse_settings(owner.settings, {**own, **given})
+    return formatting.formatter(selection.model, loaded.model, chosen, trust_remote_code=trusts)
 
 
 def _find_kind(owner: Modality, calls: Sequence[str]) -> str | None:

@@ -20,7 +20,7 @@ from mmspec.tracing.trace import Trace
 from mmspec.tracing.words import Words
 
 ACCEPTED = "green underline"  # readable without colour
-__all__ = ["TRACE_FILES", "make_page", "make_trace", "watch_words", "write_trace"]
+__all__ = ["TRACE_FILES", "find_processor", "make_page", "make_trace", "watch_words", "write_trace"]
 
 
 def make_page(file: Path, out: Path | None, json: bool) -> None:
@@ -46,7 +46,7 @@ def make_page(file: Path, out: Path | None, json: bool) -> None:
 
 def make_trace(loaded: LoadedModels, prompt: str) -> Trace:
     """A trace of a request of the command line, with the words of its model."""
-    return Trace(_find_processor(loaded), prompt or None)
+    return Trace(find_processor(loaded), prompt or None)
 
 
 def write_trace(
@@ -67,7 +67,7 @@ def write_trace(
     return trace.save(place)
 
 
-def _find_processor(loaded: LoadedModels) -> Any:
+def find_processor(loaded: LoadedModels) -> Any:
     """What decodes the tokens of a model; None where they are no text."""
     tracing = registry.tracing(loaded.selection.owner)
     return None if tracing is None else tracing.find_processor(loaded.formatter)
@@ -76,7 +76,7 @@ def _find_processor(loaded: LoadedModels) -> Any:
 def watch_words(loaded: LoadedModels) -> WordPrinter | None:
     """Prints words as they are accepted; None where there is no text, or no terminal."""
     out = console()
-    processor = _find_processor(loaded) if out.is_terminal else None
+    processor = find_processor(loaded) if out.is_terminal else None
     return None if processor is None else WordPrinter(out, Words(processor, skips_special=True))
 
 
@@ -100,6 +100,8 @@ class WordPrinter:
         self.out.print(line, end="", soft_wrap=True)
 
     def end(self) -> None:
-        """End the line, and say what the colour means."""
+        """End the line, and name what the colour means where there is one."""
         self.out.print()
-        self.out.print(Text.assemble(("accepted drafts", ACCEPTED), "; the rest is the target's"))
+        if self.out.is_terminal:
+            about = Text.assemble(("accepted drafts", ACCEPTED), "; the rest is the target's")
+            self.out.print(about)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import partial
@@ -150,12 +150,7 @@ class ChatService:
         def put(choice: int, item: Any) -> None:
             loop.call_soon_threadsafe(deltas.put_nowait, (choice, item))
 
-        submitted = asyncio.ensure_future(asyncio.to_thread(self.submit, request, put))
-        try:
-            futures = await asyncio.shield(submitted)
-        except asyncio.CancelledError:  # the thread goes on, and nobody waits for its requests
-            submitted.add_done_callback(_cancel_submitted)
-            raise
+        futures = await submit_futures(partial(self.submit, request, put))
         for choice, future in enumerate(futures):
             future.add_done_callback(partial(put, choice))
         texts = [TextStream(self.chat.tokenizer, request.stops) for _ in futures]
@@ -180,6 +175,18 @@ class ChatService:
     def _is_end(self, token: int) -> bool:
         ends = self.engine.session.bound.model.generation_config.eos_token_id
         return token in (ends if isinstance(ends, list) else [ends])
+
+
+async def submit_futures(
+    submit: Callable[[], list[Future[Completion]]],
+) -> list[Future[Completion]]:
+    """Submit requests in a thread; they are cancelled where nobody waits for it any more."""
+    submitted = asyncio.ensure_future(asyncio.to_thread(submit))
+    try:
+        return await asyncio.shield(submitted)
+    except asyncio.CancelledError:  # the thread goes on
+        submitted.add_done_callback(_cancel_submitted)
+        raise
 
 
 def _cancel_submitted(done: asyncio.Future[list[Future[Completion]]]) -> None:

@@ -47,8 +47,8 @@ class Engine:
     """Decodes requests of one row together, as they come.
 
     Args:
-        fast: What `mmspec.accelerate` returned for a text or vision-language model. Its recipe is
-            that of all requests.
+        fast: What `mmspec.accelerate` returned for a text, vision-language or codec language
+            model. Its recipe is that of all requests.
         max_rows: Requests that are decoded at a time.
         max_slots: Slots of the cache of all of them: tokens of prompts and outputs, and 64 for each
             draft. A request waits until there is room. Default: no limit but `max_rows`.
@@ -106,7 +106,7 @@ class Engine:
 
         Args:
             request: The arguments of `generate`, of one row: input tensors, `max_new_tokens`,
-                sampling settings, `seed`, stop conditions.
+                sampling settings, `seed`, stop conditions; or those of `synthesize`, with `text`.
             priority: Requests of higher priority are read first.
             timeout_s: Seconds from now until the request fails with `DeadlineExceeded`.
             on_round: Called with every `Round` of the request, in the engine's thread.

@@ -1,4 +1,4 @@
-"""Routes of models that generate images or speech, or transcribe: one request after the other."""
+"""Routes of models that generate images, or transcribe: one request after the other."""
 
 from __future__ import annotations
 
@@ -13,25 +13,34 @@ from pathlib import Path
 from time import monotonic, time
 from typing import Any, TypeVar
 
-from mmspec.errors import check_number, format_value, unknown_message
 from mmspec.serving.app import Handler
 from mmspec.serving.chat import InvalidRequest
 from mmspec.serving.limits import MAX_BODY_BYTES, read_body
 from mmspec.serving.metrics import Metrics
-from mmspec.serving.replies import check_model, parse_body, run_while_connected
+from mmspec.serving.replies import (
+    check_model,
+    check_names,
+    parse_text,
+    parse_whole,
+    read_fields,
+    run_while_connected,
+)
 from mmspec.serving.worker import SerialQueue
 
 T = TypeVar("T")
 
 MAX_IMAGES = 8
-SOUND_TYPES = {"wav": "audio/wav"}
+IMAGE_FIELDS = (
+    *("model", "prompt", "n", "seed", "size", "response_format", "output_format", "user"),
+)
+IMAGE_CHOICES = {"size": ("auto",), "response_format": ("b64_json",), "output_format": ("png",)}
 # settings of a request and its prompts, a seed -> the formatter of these settings, the output
 Generate = Callable[[Mapping[str, Any], list[str], int], tuple[Any, Any]]
 
 
 @dataclass(frozen=True)
 class MediaRoutes:
-    """Routes of one model. `kind` is "images", "speech" or "transcriptions".
+    """Routes of one model. `kind` is "images" or "transcriptions".
 
     `generate` runs the model with the formatter of commands; `settings` names those that it takes.
     """
@@ -49,7 +58,6 @@ class MediaRoutes:
         """The handler of the model's kind."""
         return {
             "images": {"/v1/images/generations": self.make_images},
-            "speech": {"/v1/audio/speech": self.speak},
             "transcriptions": {"/v1/audio/transcriptions": self.transcribe},
         }[self.kind]
 
@@ -61,29 +69,12 @@ class MediaRoutes:
         """Respond to `/v1/images/generations` with PNG images."""
         from starlette.responses import JSONResponse
 
-        body = await self._read(
-            request,
-            ("model", "prompt", "n", "seed", "size", "response_format", "output_format", "user"),
-            {"size": ("auto",), "response_format": ("b64_json",), "output_format": ("png",)},
-        )
-        count = _whole(body, "n", 1, MAX_IMAGES)
-        prompts = [_text(body, "prompt")] * count
+        body = await read_fields(request, self.max_bytes, self.name, IMAGE_FIELDS, IMAGE_CHOICES)
+        count = parse_whole(body, "n", 1, MAX_IMAGES)
+        prompts = [parse_text(body, "prompt")] * count
         _, output = await self._run(request, {}, prompts, body)
         made = [{"b64_json": base64.b64encode(_encode_png(one)).decode()} for one in output.images]
         return JSONResponse({"created": int(time()), "data": made})
-
-    async def speak(self, request: Any) -> Any:
-        """Respond to `/v1/audio/speech` with a WAV file."""
-        from starlette.responses import Response
-
-        body = await self._read(
-            request,
-            ("model", "input", "voice", "seed", "response_format", "speed"),
-            {"response_format": tuple(SOUND_TYPES), "speed": (1, 1.0)},
-        )
-        settings = {name: body[name] for name in ("voice",) if name in body}
-        formatter, output = await self._run(request, settings, [_text(body, "input")], body)
-        return Response(_render(formatter, output, ".wav"), media_type=SOUND_TYPES["wav"])
 
     async def transcribe(self, request: Any) -> Any:
         """Respond to `/v1/audio/transcriptions`, a form with a file."""
@@ -91,7 +82,7 @@ class MediaRoutes:
 
         form = await _read_form(request, self.max_bytes)
         known = ("file", "model", "prompt", "language", "temperature", "response_format", "seed")
-        _check_names(form, known, {"response_format": ("json", "text")})
+        check_names(form, known, {"response_format": ("json", "text")})
         check_model(form, self.name)
         sound = form.get("file")
         if not isinstance(sound, bytes) or not sound:
@@ -112,18 +103,6 @@ class MediaRoutes:
             return PlainTextResponse(text)
         return JSONResponse({"text": text})
 
-    async def _read(
-        self, request: Any, known: tuple[str, ...], fixed: Mapping[str, tuple[Any, ...]]
-    ) -> dict[str, Any]:
-        """The fields of a JSON body. Raises InvalidRequest for others and for other values."""
-        body = parse_body(await read_body(request, self.max_bytes))
-        if not isinstance(body, Mapping):
-            raise InvalidRequest("the body is not a JSON object; send one")
-        given = {name: value for name, value in body.items() if value is not None}
-        _check_names(given, known, fixed)
-        check_model(given, self.name)
-        return given
-
     async def _run(
         self,
         request: Any,
@@ -135,7 +114,7 @@ class MediaRoutes:
         missing = sorted(set(settings) - self.settings)
         if missing:
             raise InvalidRequest(f"{self.name} takes no {', '.join(missing)}; drop it")
-        seed = _whole(given, "seed", 0, (1 << 63) - 1, secrets.randbelow(1 << 31))
+        seed = parse_whole(given, "seed", 0, (1 << 63) - 1, secrets.randbelow(1 << 31))
         start = monotonic()
 
         def step() -> tuple[Any, Any]:
@@ -156,19 +135,6 @@ class MediaRoutes:
         found: tuple[Any, Any] = await run_while_connected(request, wait())
         self.metrics.seconds.observe(monotonic() - start)
         return found
-
-
-def _check_names(
-    given: Mapping[str, Any], known: tuple[str, ...], fixed: Mapping[str, tuple[Any, ...]]
-) -> None:
-    if unknown := sorted(set(given) - set(known)):
-        raise InvalidRequest(unknown_message(unknown, known, "this route"))
-    for name, values in fixed.items():
-        if name in given and given[name] not in values:
-            shown = " or ".join(map(repr, values))
-            raise InvalidRequest(
-                f"{name}={format_value(given[name])} is not made here; give {shown}"
-            )
 
 
 async def _read_form(request: Any, max_bytes: int) -> dict[str, Any]:
@@ -194,22 +160,6 @@ async def _read_form(request: Any, max_bytes: int) -> dict[str, Any]:
     }
 
 
-def _text(body: Mapping[str, Any], name: str) -> str:
-    value = body.get(name)
-    if not isinstance(value, str) or not value.strip():
-        raise InvalidRequest(f"{name}={format_value(value)} is no text; give one")
-    return value
-
-
-def _whole(given: Mapping[str, Any], name: str, least: int, most: int, default: int = 1) -> int:
-    value = given.get(name, default)
-    try:
-        check_number(name, value, least, most, whole=True)
-    except ValueError as error:
-        raise InvalidRequest(str(error)) from None
-    return int(value)
-
-
 def _parse_number(name: str, text: str) -> float:
     try:
         return float(text)
@@ -221,9 +171,3 @@ def _encode_png(image: Any) -> bytes:
     buffer = io.BytesIO()
     image.save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def _render(formatter: Any, output: Any, ending: str) -> bytes:
-    with tempfile.TemporaryDirectory() as folder:
-        files: tuple[Path, ...] = formatter.render(output, Path(folder) / f"output{ending}")
-        return files[0].read_bytes()

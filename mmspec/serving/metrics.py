@@ -43,6 +43,7 @@ class Metrics:
         kind = prometheus_client.Histogram
         self.seconds = self._make(kind, "request_seconds", "From arrival to the end.", **bounds)
         self.first = self._make(kind, "first_token_seconds", "To the first token.", **bounds)
+        self.first_audio = self._make(kind, "first_audio_seconds", "To the first sound.", **bounds)
         self.queued = self._make(kind, "queue_seconds", "Until the prompt was read.", **bounds)
         if engine is not None:
             self.registry.register(self)

@@ -21,7 +21,14 @@ from typing import Any
 
 from mmspec.serving.limits import MAX_READ_S, BodyRefused, is_authorised, read_body, within
 from mmspec.serving.model_files import check_same_files, digest_files
-from mmspec.serving.replies import ApiError, describe_error, make_error, make_event, stream_events
+from mmspec.serving.replies import (
+    EVENTS,
+    ApiError,
+    describe_error,
+    make_error,
+    make_event,
+    stream_chunks,
+)
 
 ATTEMPTS = 3  # replicas that a request may lose
 SCOPE = ("type", "http_version", "method", "scheme", "path", "raw_path", "query_string")
@@ -125,8 +132,9 @@ class Router:
             try:
                 head = await anext(messages)
                 headers = {name.decode(): value.decode() for name, value in head["headers"]}
-                if headers.get("content-type", "").startswith("text/event-stream"):
-                    return stream_events(_pass_on(messages, await anext(messages)))
+                if "content-length" not in headers:
+                    kind = headers.get("content-type", "")
+                    return stream_chunks(_pass_on(messages, await anext(messages), kind), kind)
                 content = b"".join([one.get("body", b"") async for one in messages])
                 return Response(content, head["status"], headers)
             except RayActorError:
@@ -139,8 +147,8 @@ class Router:
         )
 
 
-async def _pass_on(messages: Any, first: Message) -> AsyncIterator[bytes]:
-    """The events of a stream; the loss of its replica is the last one."""
+async def _pass_on(messages: Any, first: Message, kind: str) -> AsyncIterator[bytes]:
+    """The chunks of a stream. The loss of its replica is the last event, or ends a file early."""
     from ray.exceptions import RayActorError
 
     yield first.get("body", b"")
@@ -149,6 +157,8 @@ async def _pass_on(messages: Any, first: Message) -> AsyncIterator[bytes]:
             if message.get("body"):
                 yield message["body"]
     except RayActorError:
+        if not kind.startswith(EVENTS):
+            raise
         lost = ApiError(503, "the replica of this stream was lost; send it again", "replica_lost")
         yield make_event(describe_error(lost)[1])
         yield b"data: [DONE]\n\n"

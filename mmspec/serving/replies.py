@@ -6,15 +6,16 @@ import asyncio
 import json
 import logging
 import math
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from mmspec.errors import parse_json
+from mmspec.errors import check_number, format_value, parse_json, unknown_message
 from mmspec.serving.chat import InvalidRequest
-from mmspec.serving.limits import MAX_WRITE_S, BodyRefused, within
+from mmspec.serving.limits import MAX_WRITE_S, BodyRefused, read_body, within
 from mmspec.serving.ticket import MemoryExceeded, QueueFull
 
+EVENTS = "text/event-stream"
 log = logging.getLogger("mmspec")
 
 
@@ -41,6 +42,60 @@ def check_model(body: Any, name: str) -> None:
     asked = body.get("model") if isinstance(body, Mapping) else None
     if asked is not None and asked != name:
         raise ApiError(404, f"model {asked!r} is not served; give {name!r}", "model_not_found")
+
+
+async def read_fields(
+    request: Any,
+    max_bytes: int,
+    name: str,
+    known: Sequence[str],
+    choices: Mapping[str, Sequence[Any]],
+) -> dict[str, Any]:
+    """The fields of a JSON body for the model of that name.
+
+    Raises InvalidRequest for others, and for other values than `choices` where it has some.
+    """
+    body = parse_body(await read_body(request, max_bytes))
+    if not isinstance(body, Mapping):
+        raise InvalidRequest("the body is not a JSON object; send one")
+    given = {name: value for name, value in body.items() if value is not None}
+    check_names(given, known, choices)
+    check_model(given, name)
+    return given
+
+
+def check_names(
+    given: Mapping[str, Any], known: Sequence[str], choices: Mapping[str, Sequence[Any]]
+) -> None:
+    """Refuse unknown fields, and other values than `choices`. Raises InvalidRequest."""
+    if unknown := sorted(set(given) - set(known)):
+        raise InvalidRequest(unknown_message(unknown, known, "this route"))
+    for name, values in choices.items():
+        if name in given and given[name] not in values:
+            shown = " or ".join(map(repr, values))
+            raise InvalidRequest(
+                f"{name}={format_value(given[name])} is not made here; give {shown}"
+            )
+
+
+def parse_text(body: Mapping[str, Any], name: str) -> str:
+    """A field that is a text. Raises InvalidRequest for others, and for an empty one."""
+    value = body.get(name)
+    if not isinstance(value, str) or not value.strip():
+        raise InvalidRequest(f"{name}={format_value(value)} is no text; give one")
+    return value
+
+
+def parse_whole(
+    given: Mapping[str, Any], name: str, least: int, most: int, default: int = 1
+) -> int:
+    """A field that is a whole number. Raises InvalidRequest."""
+    value = given.get(name, default)
+    try:
+        check_number(name, value, least, most, whole=True)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from None
+    return int(value)
 
 
 def describe_error(error: Exception) -> tuple[int, dict[str, Any], dict[str, str]]:
@@ -79,18 +134,23 @@ def make_event(content: Mapping[str, Any]) -> bytes:
 
 
 def stream_events(events: AsyncIterator[bytes]) -> Any:
-    """A response of events; a client that takes nothing for `MAX_WRITE_S` loses it."""
+    """A response of events; see `stream_chunks`."""
+    return stream_chunks(events, EVENTS)
+
+
+def stream_chunks(chunks: AsyncIterator[bytes], media_type: str) -> Any:
+    """A response in chunks; a client that takes nothing for `MAX_WRITE_S` loses it."""
     from starlette.responses import StreamingResponse
 
-    class Events(StreamingResponse):
+    class Chunks(StreamingResponse):
         async def stream_response(self, send: Any) -> None:
             async def send_in_time(message: Any) -> None:
                 await within(send(message), MAX_WRITE_S)
 
-            async with aclosing(events):  # type: ignore[type-var]
+            async with aclosing(chunks):  # type: ignore[type-var]
                 await super().stream_response(send_in_time)
 
-    return Events(events, media_type="text/event-stream", headers={"cache-control": "no-store"})
+    return Chunks(chunks, media_type=media_type, headers={"cache-control": "no-store"})
 
 
 async def run_while_connected(request: Any, step: Coroutine[Any, Any, Any]) -> Any:

@@ -7,6 +7,7 @@ its mono samples.
 
 from __future__ import annotations
 
+import struct
 import wave
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -26,6 +27,8 @@ SOUND_FILES = (".wav",)  # endings that `write` takes
 MIN_RATE_HZ, MAX_RATE_HZ = 1000, 384_000
 BLOCK = 1 << 20  # values of a file read at once
 MAX_CHANNELS = 16
+PCM_BYTES = 2  # of a sample that is written
+MAX_WAV_BYTES = 0xFFFFFFFF
 MAX_AMPLITUDE = 100.0  # of floats; integers converted without scaling reach thousands
 UNSCALED_TYPES = (torch.int64, torch.uint64)  # of lists of integers: their original range is lost
 # by bytes per sample
@@ -133,16 +136,60 @@ def write(path: str | Path, samples: Tensor, rate_hz: int) -> Path:
 
     Raises ValueError for non-finite samples, and for an ending other than .wav.
     """
-    path = check_ending(Path(path))
+    path, data = check_ending(Path(path)), encode_pcm(samples)
+    with wave.open(str(path), "wb") as file:
+        file.setnchannels(len(torch.atleast_2d(samples)))
+        file.setsampwidth(PCM_BYTES)
+        file.setframerate(rate_hz)
+        file.writeframes(data)
+    return path
+
+
+def encode_pcm(samples: Tensor) -> bytes:
+    """Samples (n,) or (channels, n) as 16-bit little-endian integers, clipped to [-1, 1].
+
+    Raises ValueError for non-finite samples.
+    """
     _check_finite(samples)
     channels = torch.atleast_2d(samples.detach().cpu().float())
     whole = (channels.clamp(-1, 1) * 32767).round().to(torch.int16)
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(len(channels))
-        file.setsampwidth(2)
-        file.setframerate(rate_hz)
-        file.writeframes(whole.T.contiguous().numpy().astype("<i2").tobytes())
-    return path
+    return bytes(whole.T.contiguous().numpy().astype("<i2").tobytes())
+
+
+class WavWriter:
+    """A mono WAV file that grows: after every `write` its header is that of all samples so far."""
+
+    def __init__(self, path: str | Path, rate_hz: int) -> None:
+        """Create the file. Raises ValueError for an ending other than .wav."""
+        self.path = check_ending(Path(path))
+        self.file: Any = self.path.open("wb")
+        self.wave = wave.Wave_write(self.file)
+        self.wave.setnchannels(1)
+        self.wave.setsampwidth(PCM_BYTES)
+        self.wave.setframerate(rate_hz)
+        self.write(torch.zeros(0))
+
+    def write(self, samples: Tensor) -> None:  # (n,)
+        """Add samples. Raises ValueError for non-finite ones."""
+        self.wave.writeframes(encode_pcm(samples))
+        self.file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self.wave.close()
+        self.file.close()
+
+
+def make_wav_header(rate_hz: int, data_bytes: int | None = None) -> bytes:
+    """The header of a mono WAV file whose samples `encode_pcm` makes.
+
+    Without their number of bytes it has the largest one, which players read to the end of the file.
+    """
+    riff_bytes = MAX_WAV_BYTES if data_bytes is None else data_bytes + 36
+    data_bytes = MAX_WAV_BYTES if data_bytes is None else data_bytes
+    form = (16, 1, 1, rate_hz, rate_hz * PCM_BYTES, PCM_BYTES, 8 * PCM_BYTES)
+    head = struct.pack("<4sI4s", b"RIFF", riff_bytes, b"WAVE")
+    return head + struct.pack("<4sIHHIIHH4sI", b"fmt ", *form, b"data", data_bytes)
 
 
 def check_ending(path: Path) -> Path:

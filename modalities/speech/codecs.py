@@ -117,12 +117,24 @@ class Codec:
         count: int = ceil(seconds * self.sampling_rate / self.hop)
         return count
 
-    def final_samples(self, frames: int) -> int:
-        """The number of samples of a prefix that later frames do not change.
+    @property
+    def streams(self) -> bool:
+        """Whether the first samples are final before the last frame, measured.
 
-        0 if the whole probe changes, as for a codec that normalises over time (X-codec 2).
+        False if the whole probe changes, as for a codec that normalises over time (X-codec 2).
         """
-        if self.lookahead >= PROBE * self.hop or frames < self.min_frames:
+        return self.lookahead < PROBE * self.hop
+
+    def measure(self) -> None:
+        """Measure what streams need now, instead of in the first of them."""
+        if self.streams:
+            _ = self.min_frames, self.context
+
+    def final_samples(self, frames: int) -> int:
+        """The number of samples of a prefix that later frames do not change; 0 until the end if
+        the codec does not stream.
+        """
+        if not self.streams or frames < self.min_frames:
             return 0
         return max(frames * self.hop - self.lookahead, 0)
 

@@ -39,6 +39,7 @@ class Speech:
     codes: list[Tensor]  # per row (K, T) int64
     rounds: list[Tensor]  # per row (T,) int64: the round that completed each frame
     stats: Stats
+    prompt_tokens: int = 0  # of each row, padding included
 
     @property
     def waveform(self) -> Tensor:  # (S,)
@@ -67,6 +68,28 @@ def _check_writable(file: Path) -> None:
         raise ValueError(f"{file} cannot be written ({error.strerror}); choose another") from error
 
 
+class SpeechStream:
+    """The waveform of one row whose tokens come in pieces, without a loop."""
+
+    def __init__(self, codec: Codec, frames: FrameDecoder) -> None:
+        self.codec, self.frames, self.stream = codec, frames, CodecStream(codec)
+        self.tokens: list[Any] = []
+
+    def extend(self, tokens: Sequence[Any]) -> Tensor:  # (n,)
+        """The samples that are final now and were not before; at the end of the row, all."""
+        self.tokens.extend(tokens)
+        done = len(self.stream.samples)
+        count = count_final_samples(self.codec, self.frames, self.tokens)
+        self.stream.extend(self.frames.codes(self.tokens), count)
+        return self.stream.samples[done:]
+
+
+def count_final_samples(codec: Codec, frames: FrameDecoder, tokens: Sequence[Any]) -> int:
+    """The number of samples of a row that later frames do not change."""
+    count = frames.count_frames(tokens)
+    return count * codec.hop if frames.is_over(tokens) else codec.final_samples(count)
+
+
 class SpeechLoop:
     """A loop whose rounds return waveforms: `partial()` of a round are the waveforms so far.
 
@@ -85,12 +108,15 @@ class SpeechLoop:
         self.seconds = self.codec_seconds = 0.0
         self.audible_samples = 0  # samples
         self.finished: Stats | None = None
+        self.prompt_tokens = 0
 
     @property
     def is_watched(self) -> bool:
         return True  # by this object, which decodes them
 
     def __call__(self, call: Call) -> Iterator[Round]:
+        request: Any = call.request
+        self.prompt_tokens = request.inputs["input_ids"].shape[1]
         for round_ in self.loop(replace(call, view=self.partial)):
             self._record(round_)
             yield round_
@@ -131,7 +157,8 @@ class SpeechLoop:
         ]
         self.finished = self._add_audio_stats(self.loop.stats(), sum(map(len, waveforms)))
         self.loop.report(self.finished)
-        return Speech(waveforms, self.codec.sampling_rate, codes, rounds, self.finished)
+        rate_hz, stats = self.codec.sampling_rate, self.finished
+        return Speech(waveforms, rate_hz, codes, rounds, stats, self.prompt_tokens)
 
     def _record(self, round_: Round) -> None:
         """Add the tokens of a round; note the time if they complete samples of any row."""
@@ -151,11 +178,7 @@ class SpeechLoop:
             self.arrivals.append(self.seconds + self.codec_seconds)
 
     def _count_final_samples(self, tokens: Sequence[Any]) -> int:
-        """The number of samples of a row that later frames do not change."""
-        frames = self.frames.count_frames(tokens)
-        if self.frames.is_over(tokens):
-            return frames * self.codec.hop
-        return self.codec.final_samples(frames)
+        return count_final_samples(self.codec, self.frames, tokens)
 
     def _add_audio_stats(self, stats: Stats, samples: int) -> Stats:
         gaps = [then - now for now, then in zip(self.arrivals, self.arrivals[1:], strict=False)]

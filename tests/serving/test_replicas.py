@@ -6,12 +6,15 @@ import asyncio
 import os
 import shutil
 import signal
+import sys
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from types import ModuleType, SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
@@ -19,7 +22,7 @@ from mmspec import zoo
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.serve import ServerOptions, _find_resources, make_app
 from mmspec.serving.model_files import check_same_files, digest_files
-from mmspec.serving.replicas import Replicas, build_application, check_resources
+from mmspec.serving.replicas import Replicas, _pass_on, build_application, check_resources
 
 TOKEN, PORT = "a-token-that-is-long-enough", 18437
 PROMPT = [{"role": "user", "content": "describe the picture"}]
@@ -174,6 +177,31 @@ def test_a_replica_that_finds_another_model_does_not_start(client: Any, deployed
 
     wait_until(is_refused)
     assert {ask(client) for _ in range(4)} == {expected}  # of the replica that is left
+
+
+@pytest.mark.parametrize(("kind", "ends"), [("text/event-stream", True), ("audio/pcm", False)])
+def test_the_loss_of_a_replica_ends_a_stream(
+    kind: str, ends: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By an event, or before the last chunk: no file looks complete."""
+    lost = type("RayActorError", (Exception,), {})
+    monkeypatch.setitem(sys.modules, "ray", ModuleType("ray"))
+    errors = SimpleNamespace(RayActorError=lost)
+    monkeypatch.setitem(sys.modules, "ray.exceptions", cast(ModuleType, errors))
+    found = list[bytes]()
+
+    async def respond() -> AsyncIterator[dict[str, Any]]:
+        yield {"body": b"two"}
+        raise lost
+
+    async def read() -> None:
+        async for chunk in _pass_on(respond(), {"body": b"one"}, kind):
+            found.append(chunk)
+
+    with nullcontext() if ends else pytest.raises(lost):
+        asyncio.run(read())
+    assert found[:2] == [b"one", b"two"]
+    assert (b"replica_lost" in b"".join(found)) == ends
 
 
 def wait_until(holds: Any, seconds: float = 120) -> None:

@@ -11,11 +11,11 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from mmspec.modalities.common import families, tokens
-from mmspec.modalities.common.text_generation import TextGenerator
+from mmspec.modalities.common.text_generation import PlannedRequest, TextGenerator
 from mmspec.modalities.speech import CODEC
 from mmspec.modalities.speech.accelerated import AcceleratedSpeechModel
 from mmspec.modalities.speech.codecs import Codec, load_codec
-from mmspec.modalities.speech.speech_loop import Speech, SpeechLoop
+from mmspec.modalities.speech.speech_loop import Speech, SpeechLoop, SpeechStream
 from mmspec.modalities.speech.synthesis.layout import FlatFrames, SpeechCodes
 from mmspec.modalities.speech.synthesis.requests import prepare_request
 from mmspec.modality import Loop
@@ -43,6 +43,15 @@ class SpeechSession(tokens.TokenSession):
         if call == "synthesize":
             return self.synthesize(args, arguments, loop)
         return (self.text.generate if call == "generate" else self.text.hook)(args, arguments, loop)
+
+    def plan(self, arguments: Mapping[str, Any]) -> PlannedRequest:
+        """The checked request of one `synthesize` or `generate` call, for `mmspec.Engine`."""
+        speaks = "text" in arguments
+        return self.text.plan((), self.prepare_arguments((), arguments) if speaks else arguments)
+
+    def open_stream(self, request: Mapping[str, Any]) -> SpeechStream:
+        """The waveform of a request of `prepare_arguments`, whose tokens come in pieces."""
+        return SpeechStream(self.codec, FlatFrames(self.layout, request["max_new_tokens"]))
 
     def synthesize(self, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop) -> Speech:
         """Synthesize one text, or a list of them; arguments as of `AcceleratedSpeechModel`."""
