@@ -40,23 +40,24 @@ class DepthFrames(Verifier):
             return accept_frames(
                 draft, torch.zeros_like(rows), draw_frames(distribution[:, 0], noise, Lane.RESIDUAL)
             )
-        p, q = (
-            distribution[:, :-1].code_distributions(draft.tokens),
-            frame_distribution(draft.distribution).code_distributions(draft.tokens),
-        )
-        free, x = distribution[:, :-1].fixed_codes == FREE, draft.tokens
-        coded = torch.where(free, x, 0)  # a forced token may be no code
-        chance = torch.where(free, ratio(p.prob(coded), q.prob(coded)), 1.0)
+        drafted, x = frame_distribution(draft.distribution), draft.tokens
+        p, q = (one.code_distributions(x) for one in (distribution[:, :-1], drafted))
+        fixed, is_certain = distribution[:, :-1].fixed_codes, drafted.fixed_codes != FREE
+        coded = torch.where(fixed == FREE, x, 0)  # a forced token may be no code
+        q_prob = torch.where(is_certain, 1.0, q.prob(coded))
+        chance = torch.where(fixed == FREE, ratio(p.prob(coded), q_prob), x == fixed)
         hits = noise.flip(chance, Lane.ACCEPT) & draft.mask[..., None]
         length = hits.all(-1).cumprod(-1).sum(-1)
         node = length.clamp_max(draft.nodes - 1)
         refused = (length < draft.nodes) & draft.mask[rows, node]
         kept = torch.where(refused, hits[rows, node].cumprod(-1).sum(-1), 0)
-        residual = p[rows, node].residual(q[rows, node])
+        rest = p[rows, node].residual(q[rows, node]).probs
+        others = p[rows, node].probs.scatter(-1, coded[rows, node, :, None], 0.0)
+        rest = torch.where(is_certain[rows, node, :, None], others, rest)
 
         def draw(one: Categorical, book: int) -> torch.Tensor:
             mine = (refused & (kept == book))[:, None]
-            weights = torch.where(mine, residual.probs[:, book], one.probs)
+            weights = torch.where(mine, rest[:, book], one.probs)
             return noise.pick(weights, Lane.WALK + STRIDE * book)
 
         return accept_frames(

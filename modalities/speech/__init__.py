@@ -1,7 +1,7 @@
 """Speech: recognition, and synthesis as codes of one codebook or frames of several.
 
 `recognition` holds Whisper and other models that transcribe audio, `synthesis` language models
-whose vocabulary includes codec codes, `frames` models of several codebooks (MusicGen, CSM).
+whose vocabulary includes codec codes, `frames` models of several codebooks (MusicGen, CSM, Dia).
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ AUDIO_INPUTS = ("input_features", "input_values")  # prefixes of forward argumen
 IMAGE_INPUTS = ("pixel_values",)
 CODEC = "codec"  # the folder of the codec, beside the weights of the language model
 LAYOUT = "speech_codes"  # the entry of its configuration: see `synthesis.layout.SpeechCodes`
-FRAME_MODELS = ("musicgen", "musicgen_melody", "csm")
+FRAME_MODELS = ("musicgen", "musicgen_melody", "csm", "dia")
 UNSUPPORTED_FRAME_MODELS = {
-    "dia": "stateful logits processors pass the end of speech through its channels",
     "moshi": "it has a second audio stream, and its depth decoder has weights per book",
     "higgs_audio_v2": "it alternates between text and frames",
 }
@@ -55,7 +54,8 @@ def owns_codec_language_model(source: Source) -> bool:
     if isinstance(source.given, str | Path):
         file = Path(source.given) / "config.json"
         has_layout = file.is_file() and LAYOUT in read_json(file)
-        return has_layout or (Path(source.given) / CODEC / "config.json").is_file()
+        has_codec = (Path(source.given) / CODEC / "config.json").is_file()
+        return has_layout or (has_codec and not owns_frame_model(source))
     config = vars(source.given).get("config") if hasattr(source.given, "__dict__") else None
     return LAYOUT in getattr(config, "__dict__", {})
 

@@ -9,7 +9,7 @@ from mmspec.modalities.speech.speech_loop import Speech
 
 
 class AcceleratedFrameModel(Accelerated):
-    """A model of several codebooks per frame: MusicGen, CSM."""
+    """A model of several codebooks per frame: MusicGen, CSM, Dia."""
 
     calls: ClassVar[tuple[str, ...]] = ("synthesize",)
 
@@ -18,7 +18,8 @@ class AcceleratedFrameModel(Accelerated):
 
         Args:
             text: A text or a list of texts, also as the only positional argument; or the tensors of
-                the model's processor (`input_ids`, `attention_mask`, ...) instead.
+                the model's processor (`input_ids`, `attention_mask`, ..., for Dia also
+                `decoder_input_ids`, which contain an audio prompt) instead.
             voice: A speaker of the model.
             max_new_tokens: Frames, as the model's `generate()` counts them; or `seconds`.
             guidance, do_sample, temperature, top_k, top_p: Default: the model's generation

@@ -83,9 +83,7 @@ class Toy:
         for frame in EVERY:
             distribution = self.distribution(depth, every)
             frames = frame.expand(len(every), -1)
-            mass = distribution.log_prob(frames).exp()
-            fits = (distribution.fixed_codes == FREE) | (distribution.fixed_codes == frames)
-            found.append(torch.where(fits.all(-1), mass, 0.0))
+            found.append(distribution.log_prob(frames).exp())
         return torch.stack(found, -1)
 
     def joint(self) -> Tensor:  # (F ** DEPTH,)
@@ -195,9 +193,9 @@ class Written(JointFrames):
         weights = []
         for frame in EVERY:
             frames = frame.expand(len(refused), -1)
-            fits = ((p.fixed_codes == FREE) | (p.fixed_codes == frames)).all(-1)
-            mass = p.log_prob(frames).exp() * fits
-            weights.append(mass * torch.where(refused, thinning_probability(p, q, frames), 1.0))
+            mass = p.log_prob(frames).exp()
+            weight = mass * torch.where(refused, thinning_probability(p, q, frames), 1.0)
+            weights.append(torch.where(mass > 0, weight, 0.0))
         return EVERY[noise.pick(torch.stack(weights, -1), 4)]
 
 
@@ -213,11 +211,20 @@ def test_codes_one_by_one_are_exact(is_parallel: bool, hidden: bool) -> None:
         torch.testing.assert_close(found, p.joint(), atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("hidden", [False, True], ids=["free", "forced"])
-def test_one_ratio_per_frame_is_exact(hidden: bool) -> None:
-    p, q = Toy.random(0, True, hidden), Toy.random(1, True, hidden)
+FORCED = {  # in the target, in the draft: an end of speech need not be in both
+    "free": (False, False),
+    "forced": (True, True),
+    "forced by the target": (True, False),
+    "forced by the drafter": (False, True),
+}
+
+
+@pytest.mark.parametrize("verifier", [Written(), DepthFrames()], ids=["joint", "by codes"])
+@pytest.mark.parametrize("case", FORCED)
+def test_codes_that_are_forced_are_exact(case: str, verifier: Verifier) -> None:
+    p, q = (Toy.random(seed, True, hidden) for seed, hidden in enumerate(FORCED[case]))
     for real in (2, 1):
-        found = enumerate_frames(p, q, Written(), real)
+        found = enumerate_frames(p, q, verifier, real)
         torch.testing.assert_close(found, p.joint(), atol=1e-12, rtol=0)
 
 

@@ -56,23 +56,20 @@ class FrameModel(Drafter):
         count = min(self.length, context.max_draft_frames)
         if not count:
             return context.empty_draft()
-        kind, settings = self.kinds[0], context.request.settings
-        outputs = self._catch_up(context, state)
-        frames: list[Tensor] = []
+        kind = self.kinds[0]
+        outputs, drafted = self._catch_up(context, state), context.empty_draft().tokens
         distributions: list[FrameDistribution] = []
         for step in range(count):
-            distribution = make_scores(
-                self.reader, outputs, context.steps + step, settings
-            ).distribution[:, 0]
+            distribution = make_scores(self.reader, outputs, context, drafted).distribution[:, 0]
             frame, recorded_distributions = _draw_frame(
                 distribution, _sampler(kind, context.noise, context.steps[:, 0] + step, step)
             )
-            frames.append(frame)
+            drafted = torch.cat((drafted, frame[:, None]), 1)
             distributions.append(recorded_distributions)
             if step + 1 < count:
                 outputs = self._read(context, state, frame, step)
-        tokens = torch.stack(frames, 1)
-        return Draft.chain(tokens, kind, None if kind is Kind.RACE else _join_frames(distributions))
+        record = None if kind is Kind.RACE else _join_frames(distributions)
+        return Draft.chain(drafted, kind, record)
 
     def observe(
         self, context: Frames, state: _FrameState, draft: Draft, scores: Scores, round_: Round

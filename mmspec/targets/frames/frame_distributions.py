@@ -56,10 +56,11 @@ class FrameDistribution(ABC):
         return int(self.fixed_codes.shape[-1])
 
     def log_prob(self, x: Tensor) -> Tensor:  # (..., K) -> (...)
-        """Log-probability of the free codes; fixed codes are certain."""
-        free = self.fixed_codes == FREE
-        log_probs = self.code_distributions(x).log_prob(torch.where(free, x, 0))
-        return torch.where(free, log_probs, 0.0).sum(-1)
+        """Log-probability of the frame; a fixed code is certain, and no other one possible."""
+        fixed = self.fixed_codes
+        log_probs = self.code_distributions(x).log_prob(torch.where(fixed == FREE, x, 0))
+        certain = torch.where(x == fixed, 0.0, -torch.inf)
+        return torch.where(fixed == FREE, log_probs, certain).sum(-1)
 
     def sample(self, keys: Keys) -> Tensor:  # keys (...) -> (..., K)
         flat = self._flat()

@@ -1,1 +1,1 @@
-"""Audio models of several codebooks: MusicGen (delay pattern) and CSM (depth decoder)."""
+"""Audio models of several codebooks: MusicGen and Dia (delay pattern), CSM (depth decoder)."""

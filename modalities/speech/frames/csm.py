@@ -19,7 +19,7 @@ from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.frames.settings import sampling_arguments
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.frames.frame_distributions import DepthDistribution
-from mmspec.targets.frames.frames import FrameMemory, FrameSettings, FrameStop, Outputs
+from mmspec.targets.frames.frames import NO_END, FrameMemory, FrameSettings, FrameStop, Outputs
 
 
 @dataclass(frozen=True, eq=False)
@@ -28,6 +28,9 @@ class CsmReader:
 
     model: Any
     is_parallel = False
+    has_codec = True  # is part of the model
+    end = NO_END
+    min_temperature = 0.0
     inputs = ("input_ids", "attention_mask", "input_values", "input_values_cutoffs")
 
     @property
@@ -85,7 +88,7 @@ class CsmReader:
         return out.logits[0], out.hidden_states[-1][0, -count:]
 
     def distribution(
-        self, outputs: Outputs, steps: Tensor, settings: FrameSettings
+        self, outputs: Outputs, steps: Tensor, ends: Tensor, settings: FrameSettings
     ) -> DepthDistribution:
         decoder = CsmDepth(self.model.depth_decoder, settings.depth)
         return DepthDistribution(
@@ -93,7 +96,8 @@ class CsmReader:
         )
 
     def stop(self, most: int) -> FrameStop:
-        return FrameStop(most, int(self.model.config.codebook_eos_token_id), self.books - 1)
+        eos = int(self.model.config.codebook_eos_token_id)
+        return FrameStop(most, eos, tuple(range(self.books - 1)))
 
     def framing(self, most: int) -> WholeFrames:
         return WholeFrames(self.books, self.stop(most))
@@ -102,11 +106,13 @@ class CsmReader:
         """New tokens of so many frames."""
         return frames
 
-    def remaining_tokens(self, length: int, ids: Tensor) -> int:
-        """New tokens if `length` includes the prompt (B, L)."""
-        return length - ids.shape[1]
+    def remaining_tokens(self, length: int, inputs: Mapping[str, Any]) -> int:
+        """New tokens if `length` includes the prompt."""
+        return length - int(inputs["input_ids"].shape[1])
 
-    def generate_audio(self, inputs: Mapping[str, Any], settings: FrameSettings) -> list[Tensor]:
+    def generate_audio(
+        self, inputs: Mapping[str, Any], settings: FrameSettings, codec: Codec
+    ) -> list[Tensor]:
         """Waveforms of the model's own `generate()`, per row (S,), up to the end frame."""
         own = copy(self.model)  # `generate()` changes the settings of its depth decoder
         own.depth_decoder = copy(own.depth_decoder)
@@ -118,9 +124,9 @@ class CsmReader:
             **{f"depth_decoder_{name}": one for name, one in depth},
         }
         rows, framing = own.generate(**inputs, **options), self.framing(settings.max_frames)
-        return [self.codec().decode(framing.cut_at_end(row)) for row in rows]
+        return [codec.decode(framing.cut_at_end(row)) for row in rows]
 
-    def codec(self) -> Codec:
+    def codec(self, processor: Any) -> Codec:
         return Codec.of(self.model.codec_model)
 
     def apply_processor(
@@ -180,7 +186,7 @@ class WholeFrames:
 
     def cut_at_end(self, frames: Tensor) -> Tensor:  # (T, K) -> (K, T')
         """The frames of a padded row before its end frame."""
-        ended = frames[:, : self.stop.books].eq(self.stop.eos or 0).all(-1).int()
+        ended = frames[:, list(self.stop.books)].eq(self.stop.eos or 0).all(-1).int()
         return frames[: int(ended.argmax()) if bool(ended.any()) else len(frames)].T
 
     def count_frames(self, tokens: Sequence[Tensor]) -> int:
@@ -190,4 +196,4 @@ class WholeFrames:
         return len(tokens) >= self.stop.max_frames or self._has_ended(tokens)
 
     def _has_ended(self, tokens: Sequence[Tensor]) -> bool:
-        return bool(tokens) and bool(tokens[-1][: self.stop.books].eq(self.stop.eos or 0).all())
+        return bool(tokens) and bool(tokens[-1][list(self.stop.books)].eq(self.stop.eos or 0).all())

@@ -6,14 +6,20 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from transformers import AutoConfig, AutoModelForTextToWaveform
+from transformers import AutoConfig
 
 from mmspec.errors import explain_load_errors
 from mmspec.modalities.common import doctor, formatting
 from mmspec.modalities.common.doctor import check_models
 from mmspec.modalities.speech import FrameModelSettings
 from mmspec.modalities.speech.formatting import SpeechOutputFormatter
-from mmspec.modalities.speech.frames.plug import load, make_reader, processor, session
+from mmspec.modalities.speech.frames.plug import (
+    auto_class,
+    load,
+    make_reader,
+    processor,
+    session,
+)
 from mmspec.modality import Finding
 
 _OUTPUT_SETTINGS = ("rounds",)  # not arguments of the model
@@ -60,7 +66,8 @@ def examine(target: str, drafter: str | None) -> list[Finding]:
 def _skeleton(name: str) -> Any:
     with explain_load_errors(name):
         config = AutoConfig.from_pretrained(name, trust_remote_code=False)
-        return doctor.skeleton(lambda: AutoModelForTextToWaveform.from_config(config))
+        maker = auto_class(config.model_type)
+        return doctor.skeleton(lambda: maker.from_config(config))
 
 
 def _frames(model: Any) -> str:

@@ -70,7 +70,7 @@ class OwnFrames(Runner):
         session = self.plain.session
         inputs, options = session.prepare_arguments(request)
         torch.manual_seed(seed)
-        waveforms = session.reader.generate_audio(inputs, options)
+        waveforms = session.reader.generate_audio(inputs, options, session.codec)
         sound = ReferenceAudio(waveforms, session.codec.sampling_rate)
         frames = sum(len(one) // session.codec.hop for one in waveforms)
         steps = session.reader.steps(frames // len(waveforms))
@@ -96,7 +96,7 @@ def _checks(recipe: Recipe, small: Mapping[str, Accelerated], trial: Trial) -> I
     models = {"this model": trial.fast} if trial.fast is not None else small
     for name, fast in models.items():
         plan, mine = fast.recipe, SpeculativeFrames(fast)
-        requests = trial.requests or [tiny_models.tiny_request()]
+        requests = trial.requests or [tiny_models.tiny_request(name)]
         yield _greedy(name, fast, requests)
         plain: Runner | None = None
         if not isinstance(fast.session.drafter, NoDraft):

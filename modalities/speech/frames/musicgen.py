@@ -14,10 +14,11 @@ from transformers.modeling_outputs import BaseModelOutput
 from mmspec import _hf, _hf_cache
 from mmspec.distributions.sampling import guide
 from mmspec.modalities.speech.codecs import Codec
+from mmspec.modalities.speech.frames.delayed_frames import DelayedFrames
 from mmspec.modalities.speech.frames.settings import sampling_arguments
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.frames.frame_distributions import FREE, ParallelDistribution
-from mmspec.targets.frames.frames import FrameMemory, FrameSettings, FrameStop, Outputs
+from mmspec.targets.frames.frames import NO_END, FrameMemory, FrameSettings, FrameStop, Outputs
 
 # (model, inputs, guidance) -> states, mask
 Encode = Callable[[Any, Mapping[str, Any], float], tuple[Tensor, Tensor | None]]
@@ -35,6 +36,9 @@ class MusicgenReader:
     model: Any
     encode: Encode = _hf.encode_guided_text
     is_parallel = True
+    has_codec = True  # is part of the model
+    end = NO_END
+    min_temperature = 0.0
     inputs = ("input_ids", "attention_mask")
 
     def __post_init__(self) -> None:
@@ -118,7 +122,7 @@ class MusicgenReader:
         return (guide(each[0], each[1] if branches > 1 else None, scale),)
 
     def distribution(
-        self, outputs: Outputs, steps: Tensor, settings: FrameSettings
+        self, outputs: Outputs, steps: Tensor, ends: Tensor, settings: FrameSettings
     ) -> ParallelDistribution:
         logits = outputs[0]  # (B, M, K, V)
         codes = settings.sampling.distribution(logits.flatten(1, 2))
@@ -138,23 +142,25 @@ class MusicgenReader:
         return FrameStop(most)
 
     def framing(self, most: int) -> DelayedFrames:
-        return DelayedFrames(self.books, most)
+        return DelayedFrames(tuple(range(self.books)), most)
 
     def steps(self, frames: int) -> int:
         """New tokens of so many frames."""
         return frames + self.books - 1
 
-    def remaining_tokens(self, length: int, ids: Tensor) -> int:
+    def remaining_tokens(self, length: int, inputs: Mapping[str, Any]) -> int:
         """New tokens if a configuration sets `length`, which excludes the start step."""
         return length
 
-    def generate_audio(self, inputs: Mapping[str, Any], settings: FrameSettings) -> list[Tensor]:
+    def generate_audio(
+        self, inputs: Mapping[str, Any], settings: FrameSettings, codec: Codec
+    ) -> list[Tensor]:
         """Waveforms of the model's own `generate()`, per row (S,)."""
         options = {"guidance_scale": settings.guidance, "max_new_tokens": settings.max_frames}
         made = self.model.generate(**inputs, **options, **sampling_arguments(settings.sampling))
         return list(made[:, 0].float().cpu())
 
-    def codec(self) -> Codec:
+    def codec(self, processor: Any) -> Codec:
         return Codec.of(self.model.audio_encoder)
 
     def apply_processor(
@@ -165,28 +171,3 @@ class MusicgenReader:
             raise ValueError(f"voice={voice!r}: MusicGen has no speakers; drop it")
         made = processor(text=list(texts), padding=True, return_tensors="pt")
         return {name: made[name] for name in ("input_ids", "attention_mask")}
-
-
-@dataclass(frozen=True)
-class DelayedFrames:
-    """Frames from steps in which book k is delayed by k steps."""
-
-    books: int
-    most: int
-
-    @property
-    def latest(self) -> int:
-        return self.books - 1
-
-    def codes(self, tokens: Sequence[Tensor]) -> Tensor:  # (K, T)
-        count = self.count_frames(tokens)
-        if not count:
-            return torch.zeros(self.books, 0, dtype=torch.int64)
-        steps = torch.stack(list(tokens))
-        return torch.stack([steps[book : book + count, book] for book in range(self.books)])
-
-    def count_frames(self, tokens: Sequence[Tensor]) -> int:
-        return max(min(len(tokens), self.most) - self.latest, 0)
-
-    def is_over(self, tokens: Sequence[Tensor]) -> bool:
-        return len(tokens) >= self.most

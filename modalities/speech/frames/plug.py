@@ -10,7 +10,7 @@ from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import AutoModelForTextToWaveform, AutoProcessor
+from transformers import AutoModelForSpeechSeq2Seq, AutoModelForTextToWaveform, AutoProcessor
 
 from mmspec import _hf
 from mmspec._attributes import delegate_to
@@ -21,18 +21,21 @@ from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.shapes import shape_of
 from mmspec.errors import check_number, format_value, refuse_fixed, unknown_message
 from mmspec.modalities.speech.accelerated import AcceleratedFrameModel
+from mmspec.modalities.speech.codecs import Codec
 from mmspec.modalities.speech.frames.csm import CsmReader
+from mmspec.modalities.speech.frames.dia import DiaReader
 from mmspec.modalities.speech.frames.musicgen import MusicgenReader
 from mmspec.modalities.speech.frames.settings import OWN, parse_frame_settings
 from mmspec.modalities.speech.speech_loop import Speech, SpeechLoop
 from mmspec.modality import Call, Loop, Session
-from mmspec.models.loading import load_causal, load_text_processor
+from mmspec.models.loading import load_causal, load_text_processor, model_type
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.frames.frames import FrameRequest, FrameSettings, FrameTarget
 from mmspec.targets.tokens.context import check_inputs
 from mmspec.verifiers.joint_frames import JointFrames
 
-INPUTS = CsmReader.inputs
+INPUTS = tuple(dict.fromkeys((*CsmReader.inputs, *DiaReader.inputs)))
+FRAMES = "decoder_input_ids"  # (B, S, K), which the reader checks
 ARGUMENTS = ("text", "voice", *INPUTS, *OWN, "seed", "row_ids")
 processor = partial(load_text_processor, maker=AutoProcessor, kind="processor")  # of a folder
 
@@ -41,6 +44,7 @@ _READERS: Mapping[str, Any] = {
     "musicgen": MusicgenReader,
     "musicgen_melody": lambda model: MusicgenReader(model, _hf.encode_melody),
     "csm": CsmReader,
+    "dia": DiaReader,
 }
 
 
@@ -59,9 +63,23 @@ class FrameSession(Session):
     ) -> None:
         self.reader, self.model, self.recipe = target, target.model, recipe
         self.drafter, self.draft_model, self.processor = drafter, small, processor
-        self.codec = target.codec()
+        self._codec: Codec | None = None
+        if target.has_codec or processor is not None:
+            self._codec = target.codec(processor)
+        elif self.name is None:
+            raise ValueError(
+                f"the codec of {type(self.model).__name__} is part of its processor, whose folder "
+                "is unknown; give it once, as accelerate(model, processor=...)"
+            )
 
     sees = delegate_to("drafter.sees")
+
+    @property
+    def codec(self) -> Codec:
+        """The codec; one of the processor's is loaded with it, from the model's folder."""
+        if self._codec is None:
+            self._codec = self.reader.codec(self._load_processor())
+        return self._codec
 
     def run(
         self, call: str, args: Sequence[Any], arguments: Mapping[str, Any], loop: Loop
@@ -112,7 +130,8 @@ class FrameSession(Session):
             why = f"a {type(self.model).__name__} takes no audio prompt here; use model.generate()"
             refuse_fixed(given, unsupported, "synthesize()", why)
             tensors = {name: given[name] for name in INPUTS if given.get(name) is not None}
-            check_inputs(tensors)
+            tokens = {name: one for name, one in tensors.items() if name != FRAMES}
+            check_inputs(tokens)
             for name, one in tensors.items():
                 if not isinstance(one, torch.Tensor):
                     raise ValueError(f"{name}={format_value(one)} must be a tensor; give one")
@@ -127,10 +146,14 @@ class FrameSession(Session):
         for one in texts:
             if not isinstance(one, str) or not one.strip():
                 raise ValueError(f"text={one!r} has no words to synthesize; give a sentence")
+        made = self.reader.apply_processor(self._load_processor(), texts, given.get("voice"))
+        return {name: torch.as_tensor(one).to(self.model.device) for name, one in made.items()}
+
+    def _load_processor(self) -> Any:
+        """The processor, from the model's folder if none was given."""
         if self.processor is None:
             self.processor = processor(self.name)
-        made = self.reader.apply_processor(self.processor, texts, given.get("voice"))
-        return {name: torch.as_tensor(one).to(self.model.device) for name, one in made.items()}
+        return self.processor
 
 
 def make_reader(model: Any) -> Any:
@@ -168,4 +191,9 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
 
 def load(source: str | Path, **options: Any) -> Any:
     """A model from a folder or a hub name."""
-    return load_causal(str(source), maker=AutoModelForTextToWaveform, **options)
+    return load_causal(str(source), maker=auto_class(model_type(source)), **options)
+
+
+def auto_class(kind: str | None) -> Any:
+    """The Auto class of a model type; that of Dia is the one of speech recognition."""
+    return AutoModelForSpeechSeq2Seq if kind == "dia" else AutoModelForTextToWaveform

@@ -32,6 +32,7 @@ def parse_frame_settings(reader: Any, codec: Codec, given: Mapping[str, Any]) ->
     """
     config = reader.model.generation_config
     depth = getattr(reader.model, "depth_decoder", None)
+    _check_neutral(reader.model, config, {"min_new_tokens": 0})  # a depth decoder has its own
     sampling = infer_do_sample(
         {name: given[name] for name in SAMPLING if given.get(name) is not None}
     )
@@ -46,30 +47,55 @@ def parse_frame_settings(reader: Any, codec: Codec, given: Mapping[str, Any]) ->
             raise ValueError(f"guidance={guidance}: {type(reader.model).__name__} has no guidance")
     scale = own if guidance is None else guidance
     return FrameSettings(
-        _sampling(reader.model, config, sampling),
+        _sampling(reader.model, config, sampling, reader.min_temperature),
         _sampling(depth, depth.generation_config, sampling) if depth is not None else Sampling(),
         _max_new_tokens(reader, codec, config, given),
         float(scale or 1),
+        _top_k(reader.model, config, given),
     )
 
 
-def _sampling(model: Any, config: GenerationConfig, given: Mapping[str, Any]) -> Sampling:
-    """Sampling of one model: as given, else of its configuration, else of transformers."""
+def _top_k(model: Any, config: GenerationConfig, given: Mapping[str, Any]) -> int:
+    """The top-k of guidance, which greedy decoding has too; 0 = none."""
+    values = (given.get("top_k"), config.top_k, _hf.get_default_settings(model).get("top_k"))
+    return int(next((one for one in values if one is not None), 0))
+
+
+def _sampling(
+    model: Any, config: GenerationConfig, given: Mapping[str, Any], min_temperature: float = 0.0
+) -> Sampling:
+    """Sampling of one model: as given, else of its configuration, else of transformers.
+
+    `generate()` of a model with a `min_temperature` replaces lower ones. Raises ValueError for a
+    lower one that is given.
+    """
     usual = _hf.get_default_settings(model)
-    for name, neutral in NEUTRAL.items():
-        value = getattr(config, name, None)
-        if value not in (None, neutral, usual.get(name)):
-            raise ValueError(
-                f"{name}={value} of the generation configuration of {type(model).__name__} is not "
-                "supported for frames; reset it, or use model.generate()"
-            )
+    _check_neutral(model, config, NEUTRAL)
     do_sample = given.get("do_sample", bool(config.do_sample))
     if not do_sample:
         return Sampling()
     own = {name: getattr(config, name, None) for name in SAMPLING}
     defaults = {name: usual.get(name) if value is None else value for name, value in own.items()}
     made = {**defaults, **{name: value for name, value in given.items() if name in SAMPLING}}
+    if made["temperature"] < min_temperature:
+        if "temperature" in given:
+            raise ValueError(
+                f"temperature={made['temperature']}: generate() of {type(model).__name__} replaces "
+                f"temperatures below {min_temperature:g} by it; give at least that, or 0 for greedy"
+            )
+        made["temperature"] = min_temperature
     return Sampling(do_sample=True, **{n: value for n, value in made.items() if value is not None})
+
+
+def _check_neutral(model: Any, config: GenerationConfig, fields: Mapping[str, Any]) -> None:
+    usual = _hf.get_default_settings(model)
+    for name, neutral in fields.items():
+        value = getattr(config, name, None)
+        if value not in (None, neutral, usual.get(name)):
+            raise ValueError(
+                f"{name}={value} of the generation configuration of {type(model).__name__} is not "
+                "supported for frames; reset it, or use model.generate()"
+            )
 
 
 def sampling_arguments(sampling: Sampling) -> dict[str, Any]:
@@ -91,7 +117,7 @@ def _max_new_tokens(
     if limit is None:
         limit = config.max_new_tokens
         if limit is None and config.max_length is not None:
-            limit = reader.remaining_tokens(config.max_length, given["input_ids"])
+            limit = reader.remaining_tokens(config.max_length, given)
         if limit is None:
             raise ValueError("nothing limits the length; give max_new_tokens= or seconds=")
     check_number("max_new_tokens", limit, reader.min_tokens, whole=True, example=500)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import cache
 from itertools import product
 from typing import Any
 
@@ -11,6 +12,13 @@ from torch import Tensor
 from transformers import (
     CsmConfig,
     CsmForConditionalGeneration,
+    DacConfig,
+    DacModel,
+    DiaConfig,
+    DiaFeatureExtractor,
+    DiaForConditionalGeneration,
+    DiaProcessor,
+    DiaTokenizer,
     EncodecConfig,
     MimiConfig,
     MusicgenConfig,
@@ -129,22 +137,81 @@ def csm(seed: int = 0, layers: int = 2) -> CsmForConditionalGeneration:
     return model
 
 
-MODELS: Mapping[str, Callable[..., Any]] = {"delay": musicgen, "depth": csm}
+def dia(seed: int = 0, layers: int = 2) -> Any:
+    """A Dia of three books; its codes are followed by those of the end, padding and the beginning.
+
+    Seed 2 ends a text of its own accord or at the length limit, seed 0 after a few frames.
+    """
+    attention = {**_DECODER, "num_key_value_heads": 2, "head_dim": 8, "intermediate_size": 24}
+    across = {f"cross_{name}": attention[name] for name in ("num_key_value_heads", "head_dim")}
+    special = {"eos_token_id": CODES, "pad_token_id": CODES + 1, "bos_token_id": CODES + 2}
+    made: Any = DiaConfig
+    config = made(
+        encoder_config={**attention, "num_hidden_layers": 1, "max_position_embeddings": 64},
+        decoder_config={
+            **{**attention, **across, **special, "num_hidden_layers": layers},
+            "cross_num_attention_heads": 2,
+            "cross_hidden_size": 16,
+            "vocab_size": CODES + 3,
+            "num_channels": BOOKS,
+            "max_position_embeddings": 64,
+        },
+        delay_pattern=[0, 1, 2],
+    )
+    model = random_model(lambda: DiaForConditionalGeneration(config), seed)
+    own = {"do_sample": True, "guidance_scale": GUIDANCE, "top_k": CODES + 1}
+    model.generation_config.update(**special, **own)
+    return model
+
+
+@cache
+def dia_processor() -> Any:
+    """Bytes to ids, and a DAC of three books."""
+    made: Any = DacConfig
+    config = made(
+        encoder_hidden_size=4,
+        downsampling_ratios=[2, 2],
+        decoder_hidden_size=16,
+        upsampling_ratios=[2, 2],
+        n_codebooks=BOOKS,
+        codebook_size=CODES,
+        codebook_dim=4,
+        sampling_rate=1000,
+        hidden_size=8,
+    )
+    codec = random_model(lambda: DacModel(config), 0)
+    return DiaProcessor(DiaFeatureExtractor(1, 1000, hop_length=4), DiaTokenizer(), codec)
+
+
+MODELS: Mapping[str, Callable[..., Any]] = {"delay": musicgen, "depth": csm, "end": dia}
 GUIDANCE, PROMPT = 2.0, (2, 3, 4, 5)
-SAMPLING: dict[str, Any] = {"temperature": 1.0, "top_k": 0}
+SAMPLING: dict[str, dict[str, Any]] = {
+    "delay": {"temperature": 1.0, "top_k": 0},
+    "depth": {"temperature": 1.0, "top_k": 0},
+    "end": {"temperature": 1.0, "top_k": CODES + 1},  # guidance needs one
+}
 
 
 def bind_recipe(recipe: Recipe, name: str, seed: int) -> Accelerated:
     """Bind a recipe to a tiny model, with a second one as draft model."""
     maker = MODELS[name]
     small = maker(2 * seed + 1, layers=1) if recipe.takes_drafter else None
-    return accelerate(maker(2 * seed), recipe, drafter=small)
+    processor = dia_processor() if name == "end" else None
+    return accelerate(maker(2 * seed), recipe, drafter=small, processor=processor)
 
 
-def tiny_request(batch: int = 1) -> dict[str, Any]:
+def tiny_request(name: str, batch: int = 1) -> dict[str, Any]:
     """A batch of the same prompt."""
     ids = torch.tensor([PROMPT]).expand(batch, -1).contiguous()
-    return {"input_ids": ids, "attention_mask": torch.ones_like(ids), "max_new_tokens": 12}
+    start = {"decoder_input_ids": delayed_start(batch)} if name == "end" else {}
+    mask = torch.ones_like(ids)
+    return {"input_ids": ids, "attention_mask": mask, "max_new_tokens": 12, **start}
+
+
+def delayed_start(batch: int) -> Tensor:  # (B, BOOKS, BOOKS)
+    """What the processor makes of a text for a Dia: the beginning, and padding where it is over."""
+    begin = torch.arange(BOOKS)[:, None] <= torch.arange(BOOKS)
+    return torch.where(begin, CODES + 2, CODES + 1).expand(batch, -1, -1)
 
 
 def speech_subject(fast: Accelerated, name: str) -> Subject:
@@ -152,7 +219,7 @@ def speech_subject(fast: Accelerated, name: str) -> Subject:
 
     def sample(batch: int, first: int, seed: int) -> Tensor:
         rows = list(range(first, first + batch))
-        request = {**tiny_request(batch), **SAMPLING, "max_new_tokens": 5}
+        request = {**tiny_request(name, batch), **SAMPLING[name], "max_new_tokens": 5}
         out = fast.synthesize(**request, seed=seed, row_ids=rows)
         refuse_fallback(out.stats)
         return torch.stack([_select_codes(name, row) for row in out.codes])
@@ -161,8 +228,12 @@ def speech_subject(fast: Accelerated, name: str) -> Subject:
 
 
 def _select_codes(name: str, codes: Tensor) -> Tensor:  # (K, T) -> (LENGTH,)
-    """Codes of two steps of a delay pattern; of a depth decoder those of the second frame."""
-    if name == "delay":
+    """Codes of two steps of a delay pattern; of a depth decoder those of the second frame.
+
+    Codes after the end of speech count as zeros.
+    """
+    if name in ("delay", "end"):
+        codes = torch.nn.functional.pad(codes, (0, 2))
         return torch.stack([codes[0, 0], codes[0, 1], codes[1, 0]])
     if codes.shape[1] < 2:  # the first frame ended speech
         return torch.zeros(LENGTH, dtype=torch.int64)
@@ -233,7 +304,37 @@ def _frame_distribution(
     return distribution
 
 
+@torch.no_grad()
+def _end_distribution(model: Any) -> Tensor:
+    """The distribution by plain guided forwards; frames after an end count as zeros."""
+    mass = torch.zeros(CODES, CODES, CODES, dtype=torch.float64)
+    steps = torch.full((1, BOOKS, 1), CODES + 2)
+    first, is_end = _end_codes(model, steps)
+    if is_end[0]:
+        mass[0, 0, 0] = 1
+        return mass
+    steps = torch.full((CODES, BOOKS, 2), CODES + 2)
+    steps[:, 0, 1] = torch.arange(CODES)
+    second, is_end = _end_codes(model, steps)
+    second[:, 0] = torch.where(is_end[:, None], torch.eye(CODES)[0], second[:, 0])
+    return first[0, 0, :, None, None] * second[:, 0, :, None] * second[:, 1, None, :]
+
+
+def _end_codes(model: Any, steps: Tensor) -> tuple[Tensor, Tensor]:
+    """Distributions of codes (R, K, CODES) after the steps (R, K, s), and which rows end (R,)."""
+    ids = torch.tensor([PROMPT]).expand(len(steps), -1)
+    texts = (ids, torch.zeros_like(ids))
+    both = [model(input_ids=one, decoder_input_ids=steps.mT.contiguous()).logits for one in texts]
+    cond, uncond = (one[:, -1].view(len(steps), BOOKS, -1).double() for one in both)
+    guided = cond + GUIDANCE * (cond - uncond)
+    least = guided.topk(SAMPLING["end"]["top_k"]).values[..., -1:]
+    kept = cond.masked_fill(guided < least, -torch.inf)
+    is_end = kept[:, 0, : CODES + 1].argmax(-1) == CODES
+    return kept[..., :CODES].softmax(-1), is_end
+
+
 _DISTRIBUTIONS: Mapping[str, Callable[[Any], Tensor]] = {
     "delay": _delay_distribution,
     "depth": _depth_distribution,
+    "end": _end_distribution,
 }
