@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from transformers.generation.logits_process import DiaClassifierFreeGuidanceLogitsProcessor
 
 import mmspec
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Round
-from mmspec.modalities.speech.frames import dia, tiny_models
+from mmspec.modalities.speech.frames import tiny_models
 from mmspec.modalities.speech.frames.dia import DiaReader
 from mmspec.modalities.speech.frames.tiny_models import BOOKS, CODES
 from mmspec.targets.frames import frames as frame_targets
@@ -63,7 +64,7 @@ def generate(seed: int, given: dict[str, Any], **how: Any) -> Any:
 def tokens(one: mmspec.Accelerated, given: dict[str, Any], **how: Any) -> list[list[list[Tensor]]]:
     """The steps of every round and row."""
     usual = {"max_new_tokens": STEPS, "temperature": 0.0, "seed": 5}
-    return [[*round_.tokens] for round_ in one.stream(**given, **{**usual, **how})]
+    return [[[*row] for row in round_.tokens] for round_ in one.stream(**given, **{**usual, **how})]
 
 
 def rows(rounds: list[list[list[Tensor]]]) -> list[list[list[int]]]:
@@ -88,7 +89,9 @@ def test_greedy_steps_and_sound_are_those_of_generate(
     one = fast(recipe, seed)
     how = {"max_new_tokens": STEPS, "temperature": 0.0, "guidance": guidance}
     rounds: list[list[list[Tensor]]] = []
-    out = one.synthesize(**given, **how, on_round=lambda kept: rounds.append([*kept.tokens]))
+    out = one.synthesize(
+        **given, **how, on_round=lambda kept: rounds.append([[*row] for row in kept.tokens])
+    )
     length = made.shape[1] - start
     assert [pad(row, length) for row in rows(rounds)] == made[:, start:].tolist()
     for row, waveform in enumerate(out.waveforms):
@@ -203,7 +206,7 @@ class RememberedEnds:
 
 
 def guide_without_top_k(self: Any, settings: Any) -> Any:
-    return dia.DiaClassifierFreeGuidanceLogitsProcessor(settings.guidance, self.size)
+    return DiaClassifierFreeGuidanceLogitsProcessor(settings.guidance, self.size)
 
 
 WRONG: dict[str, tuple[Any, str, Any]] = {
@@ -216,7 +219,7 @@ WRONG: dict[str, tuple[Any, str, Any]] = {
 @pytest.mark.parametrize("case", WRONG)
 def test_wrong_ends_and_guidance_are_found(case: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Controls: the comparison of distributions fails."""
-    how = {"top_p": 1.0, "temperature": 1.0, "top_k": 4}
+    how: dict[str, Any] = {"top_p": 1.0, "temperature": 1.0, "top_k": 4}
     assert compare_distributions(2, 0, 1, **how) > 0
     monkeypatch.setattr(*WRONG[case])
     with pytest.raises(AssertionError):
