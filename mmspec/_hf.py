@@ -377,7 +377,7 @@ def encode_guided_text(
 def encode_melody(model: Any, inputs: Mapping[str, Any], guidance: float) -> tuple[Tensor, None]:
     """The prefix of the frames of MusicGen Melody (B, L, D): chroma and text, and a null prefix."""
     ids, mask = inputs["input_ids"], inputs.get("attention_mask")
-    given = {"attention_mask": torch.ones_like(ids) if mask is None else mask}
+    given = {**inputs, "attention_mask": torch.ones_like(ids) if mask is None else mask}
     config = deepcopy(model.generation_config)
     config.guidance_scale = guidance
     made = model._prepare_encoder_hidden_states_kwargs_for_generation(

@@ -30,16 +30,17 @@ class MusicgenReader:
 
     Codes without a frame are fixed, see `forced_codes`. `encode` returns states (B, L, D) of texts,
     doubled if guided, and a mask if the decoder attends to them; no mask if they are a prefix of
-    the frames (MusicGen Melody). Raises ValueError for stereo, whose books are interleaved.
+    the frames (MusicGen Melody, which takes a melody as `input_features`). Raises ValueError for
+    stereo, whose books are interleaved.
     """
 
     model: Any
     encode: Encode = _hf.encode_guided_text
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask")
     is_parallel = True
     has_codec = True  # is part of the model
     end = NO_END
     min_temperature = 0.0
-    inputs = ("input_ids", "attention_mask")
 
     def __post_init__(self) -> None:
         channels = self.model.decoder.config.audio_channels
@@ -79,12 +80,21 @@ class MusicgenReader:
                 f"{type(model).__name__} cannot draft for MusicGen ({kind}); give a smaller one of "
                 "its own class"
             )
-        return MusicgenReader(model, self.encode)
+        return MusicgenReader(model, self.encode, self.inputs)
 
     def begin(
         self, inputs: Mapping[str, Any], settings: FrameSettings
     ) -> tuple[list[FrameMemory], list[Outputs]]:
-        """Encode the texts once, and read the start step."""
+        """Encode the texts once, and read the start step.
+
+        Raises ValueError for a melody of another number of rows.
+        """
+        melody = inputs.get("input_features")
+        if melody is not None and len(melody) != len(inputs["input_ids"]):
+            raise ValueError(
+                f"input_features hold {len(melody)} melodies for {len(inputs['input_ids'])} texts; "
+                "give one per text, as the processor returns them"
+            )
         is_guided = settings.guidance > 1
         states, mask = self.encode(self.model, inputs, settings.guidance)
         batch = len(states) // (1 + is_guided)

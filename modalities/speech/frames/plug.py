@@ -34,7 +34,8 @@ from mmspec.targets.frames.frames import FrameRequest, FrameSettings, FrameTarge
 from mmspec.targets.tokens.context import check_inputs
 from mmspec.verifiers.joint_frames import JointFrames
 
-INPUTS = tuple(dict.fromkeys((*CsmReader.inputs, *DiaReader.inputs)))
+MELODY_INPUTS = (*MusicgenReader.inputs, "input_features")  # chroma (B, T, bins)
+INPUTS = tuple(dict.fromkeys((*CsmReader.inputs, *DiaReader.inputs, *MELODY_INPUTS)))
 FRAMES = "decoder_input_ids"  # (B, S, K), which the reader checks
 ARGUMENTS = ("text", "voice", *INPUTS, *OWN, "seed", "row_ids")
 processor = partial(load_text_processor, maker=AutoProcessor, kind="processor")  # of a folder
@@ -42,7 +43,7 @@ processor = partial(load_text_processor, maker=AutoProcessor, kind="processor") 
 
 _READERS: Mapping[str, Any] = {
     "musicgen": MusicgenReader,
-    "musicgen_melody": lambda model: MusicgenReader(model, _hf.encode_melody),
+    "musicgen_melody": lambda model: MusicgenReader(model, _hf.encode_melody, MELODY_INPUTS),
     "csm": CsmReader,
     "dia": DiaReader,
 }

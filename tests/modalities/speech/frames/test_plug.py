@@ -63,6 +63,29 @@ def test_greedy_sound_is_that_of_generate(name: str, recipe: str) -> None:
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize("size", exhaustive((2, 3, 5), (2, 5)))  # repeated or cut to three
+@pytest.mark.parametrize(
+    "recipe", exhaustive(("frame-lookup", "frame-coupled"), ("frame-coupled",))
+)
+def test_a_melody_is_that_of_generate(recipe: str, size: int) -> None:
+    chroma = torch.eye(4)[torch.tensor([[0, 3, 1, 2, 2], [2, 1, 1, 0, 3]])][:, :size]
+    found, given = fast("melody", recipe), {**RAGGED, "input_features": chroma}
+    mine = found.synthesize(**given, max_new_tokens=STEPS, temperature=0.0)
+    inputs, how = found.session.prepare_arguments(
+        {**given, "max_new_tokens": STEPS, "temperature": 0.0}
+    )
+    own = found.session.reader.generate_audio(inputs, how, found.session.codec)
+    for one, other in zip(mine.waveforms, own, strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+    assert codes(mine) != codes(synthesize(fast("melody"), temperature=0.0))
+    drawn = synthesize(found, input_features=chroma)
+    assert codes(drawn) == codes(synthesize(fast("melody"), input_features=chroma))
+    with pytest.raises(ValueError, match="hold 1 melodies for 2 texts"):
+        synthesize(found, input_features=chroma[:1])
+    with pytest.raises(ValueError, match="no audio prompt here"):
+        synthesize(fast("delay"), input_features=chroma)
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_length_of_the_configuration_is_that_of_generate(name: str) -> None:
     own = MAKERS[name](0, 2)
