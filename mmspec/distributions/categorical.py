@@ -117,9 +117,9 @@ class Categorical:
         together with the verdict.
         """
         best = self.scores.amax(-1)  # propagates NaN; -inf where all is -inf
-        broken = (best - best) != 0  # NaN for NaN and infinite values
+        broken = best - best  # NaN, which counts as true, for NaN and infinite values; else 0
         if mask is not None:
-            broken = broken & mask
+            broken = broken.bool() & mask
         return broken.flatten(1).any(-1)
 
     def entropy(self) -> Tensor:  # (...), nats

@@ -281,7 +281,8 @@ def quantile(weights: Tensor, uniform: Tensor) -> Tensor:  # (..., V), (..., C) 
 
     Weights need not be normalised. Cheaper than Gumbel noise where no coupling is needed.
     """
-    mass = weights.to(torch.promote_types(weights.dtype, uniform.dtype)).cumsum(-1)
+    wide = max(weights.dtype, uniform.dtype, key=lambda dtype: dtype.itemsize)
+    mass = weights.cumsum(-1, dtype=wide)
     place = uniform * mass[..., -1:]
     if place.shape[:-1] != mass.shape[:-1]:
         place = place.expand(*mass.shape[:-1], -1).contiguous()
