@@ -25,7 +25,8 @@ CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, 
 }
 RARE = {  # beside the default tests
     "spec-infer, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
-    "greedy-multi-draft, sampled": (205, {"tree": [3, 2, 1, 1]}, 21),
+    "greedy-multi-draft, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
+    "spechub, sampled": (150, {}, 14),
     "spectr, sampled": (310, {"tree": [3, 2, 1, 1]}, 21),
     "traversal, sampled": (230, {"tree": [3, 2, 1, 1]}, 21),
 }

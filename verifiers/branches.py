@@ -49,17 +49,12 @@ class Branches:
     tokens: Tensor  # (B, M, C) the children, in the order of sampling
     real: Tensor | None  # (1 or B, M, C) bool, False = no such child, or padding; None = all real
     counts: tuple[int, ...]  # per rank, how many of the first branches may have such a child
-    exists: Tensor | None = None  # `real` with padding; None = every child
+    last: Tensor  # (1 or B, M, 1) slot of the last child, padding included
     has_gaps: bool = False  # whether any of those may still lack it: padding, or rows that differ
 
     def real_children(self) -> Tensor:  # (1 or B, M, C)
         """`real`, also where all are."""
         return torch.ones_like(self.tokens, dtype=torch.bool) if self.real is None else self.real
-
-    def last_slots(self) -> Tensor:  # (1 or B, M)
-        """The last child of each branch, padding included."""
-        there = torch.ones_like(self.tokens[:1]) if self.exists is None else self.exists
-        return (there.sum(-1) - 1).clamp_min(0)
 
 
 # Probability (B, M, C) that a child and all before it fail, and weights (B, M, V), not negative, of
@@ -104,6 +99,7 @@ class BranchLayout:
     children: Tensor  # (M, C) or (B, M, C) node indices, the first again where there are no more
     exists: Tensor | None  # (1 or B, M, C) bool, None = all
     counts: tuple[int, ...]
+    last: Tensor  # (1 or B, M, 1) slot of the last child
     level: Tensor  # (M, 1) or (B, M, 1) depth of the children
     branch: Tensor  # (N + 1,) branch of each row of `scores`, 0 for leaves
     share: Tensor  # (N + 1, 1) of p in the next token: 1 for leaves, else `NEVER`
@@ -135,6 +131,7 @@ def find_branches(draft: Draft) -> BranchLayout:
         torch.where(children >= 0, children, children[..., :1].clamp_min(0)),
         children >= 0,
         (count,) * children.shape[-1],
+        ((children >= 0).sum(-1, keepdim=True) - 1).clamp_min_(0),
         level.clamp_max(draft_depth(draft) - 1)[..., None],  # leaves have no children
         rows,
         torch.full((count, 1), NEVER, device=rows.device),
@@ -160,6 +157,7 @@ def _shared_layout(tree: Tree, device: torch.device) -> BranchLayout:
         on(table),
         None if all(map(all, exists)) else on(exists)[None],
         _merge_counts([sum(sizes[row] > rank for row in rows) for rank in range(wide)]),
+        on([[[sizes[row] - 1] for row in rows]]),
         on([[depths[row]] for row in rows]),
         on([place.get(row, 0) for row in range(tree.nodes + 1)]),
         on([[NEVER if row in place else 1.0] for row in range(tree.nodes + 1)]),
@@ -201,7 +199,7 @@ def gather_branches(draft: Draft, probs: Tensor, layout: BranchLayout) -> Branch
         else:
             own = _first_of(own, layout.first)
         q = own.probs.to(p)
-    return Branches(p, q, tokens, real, layout.counts, layout.exists, has_gaps)
+    return Branches(p, q, tokens, real, layout.counts, layout.last, has_gaps)
 
 
 def _first_of(drafted: Categorical, nodes: tuple[int, ...]) -> Categorical:  # (B, M)

@@ -8,11 +8,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from mmspec.distributions.categorical import Categorical, normalise, residual
 from mmspec.draft import Draft, Kind
+from mmspec.trees import expand_rows, row_indices
 from mmspec.verifiers.branches import Branches, BranchVerifier, Step
-from mmspec.verifiers.sample_and_match import match_children
-from mmspec.verifiers.walk import gather_token, proposal
 
 
 @dataclass(frozen=True)
@@ -27,46 +25,37 @@ class GreedyMultiDraft(BranchVerifier):
     kinds: ClassVar[tuple[Kind, ...]] = (Kind.HUB,)
 
     def step(self, draft: Draft) -> Step:
-        return _step
+        return verify_top_and_sample
 
 
-@dataclass(frozen=True)
-class SampledChild:
-    """The child of each branch that was sampled after the top ones; `x` where `there`."""
+def verify_top_and_sample(branches: Branches) -> tuple[Tensor, Tensor]:
+    """The step: the last child x is a sample of q', the others are the top of q.
 
-    x: Tensor  # (B, M)
-    there: Tensor  # (B, M) bool
-    last: Tensor  # (1 or B, M) its slot, padding included
-    q: Tensor  # (B, M, V) what it was sampled from
-
-    @classmethod
-    def from_branches(cls, branches: Branches) -> SampledChild:
-        assert branches.q is not None
-        q, tokens, real = branches.q, branches.tokens, branches.real_children()
-        last = branches.last_slots()
-        x = tokens.gather(2, last[..., None].expand(*tokens.shape[:2], 1)).squeeze(2)
-        there = real.expand_as(tokens).gather(2, last[..., None].expand(*x.shape, 1)).squeeze(2)
-        slots = torch.arange(tokens.shape[2], device=x.device)
-        top = real & (slots < last[..., None])
-        kept = torch.where(top, 0, q.gather(-1, tokens))
-        rest = q.scatter_reduce(-1, tokens, kept, "amin")
-        rest = torch.where(top.any(-1, keepdim=True), normalise(rest, rest), q)
-        return cls(x, there, last, proposal(Categorical.from_probs(rest), x, Kind.HUB).probs)
-
-    def chance(self, p: Tensor) -> Tensor:  # (B, M, V) -> (B, M, 1)
-        """Its acceptance by speculative sampling."""
-        chance = (gather_token(p, self.x) / gather_token(self.q, self.x)).clamp_max(1)
-        return torch.where(self.there, chance, 0)[..., None]
-
-    def is_later(self, count: int) -> Tensor:  # (1 or B, M, C)
-        """The slots before it."""
-        return torch.arange(count, device=self.x.device) < self.last[..., None]
-
-
-def _step(branches: Branches) -> tuple[Tensor, Tensor]:
-    p, x = branches.p, branches.tokens
-    sampled = SampledChild.from_branches(branches)
-    chance = sampled.chance(p)
-    correction = torch.where(sampled.there[..., None], residual(p, sampled.q), p)
-    survival, rest = match_children(correction, x, branches.real, 1 - chance)
-    return survival + chance * sampled.is_later(x.shape[-1]), rest
+    A failed test draws from r = (p - q')+, so top child t is accepted with r(t) / sum r, and the
+    next token comes from r without the children. A sample with q'(x) = 0 counts as deterministic:
+    accepted with p(x), then removed from p.
+    """
+    assert branches.q is not None
+    p, q, x = branches.p, branches.q, branches.tokens
+    last, tiny = expand_rows(branches.last, len(x)), torch.finfo(p.dtype).tiny
+    before = row_indices(x.shape[2], x.device) < last
+    is_top = before & branches.real_children() if branches.has_gaps else before
+    sample = x.gather(2, last)
+    q = q.scatter_reduce(-1, x, q.gather(-1, x).masked_fill_(is_top, 0), "amin")  # not normalised
+    drawn, children = q.gather(-1, sample), p.gather(-1, x)
+    share = (drawn > 0) / q.sum(-1, keepdim=True).clamp_min_(tiny)
+    tested = (drawn * share).masked_fill_(share == 0, 1)
+    chance = (p.gather(-1, sample) / tested).clamp_max_(1)
+    top = children * is_top
+    removed: Tensor | int = 0
+    if branches.has_gaps:
+        real = branches.real_children()
+        there = real.gather(2, last)
+        chance, share = chance * there, share * there
+        removed = children * ~real.any(-1, keepdim=True)
+    rest = p.addcmul_(q, share, value=-1).clamp_min_(0).scatter_(-1, x, removed)
+    taken = top.cumsum(-1)
+    total = taken[..., -1:] + rest.sum(-1, keepdim=True)
+    failure = 1 - chance
+    survival = torch.addcmul(failure, taken, failure / total.clamp_min_(tiny), value=-1)
+    return survival + chance * before, rest
