@@ -181,7 +181,7 @@ def compute_reach(
     """
     count = parents.shape[1]
     nodes, itself = _identity(count, parents.device)
-    reach = ((parents[..., None] == nodes) | itself).float()
+    reach = itself + (parents[..., None] == nodes)
     steps = (count if max_depth is None else max_depth) - 1  # from the last node to the first
     times = max(steps - 1, 0).bit_length()
     for _ in range(times):  # doubling the reach each time; binomials up to C(8, 4) stay small
@@ -192,8 +192,8 @@ def compute_reach(
 
 
 @lru_cache(maxsize=64)
-def _identity(count: int, device: torch.device) -> tuple[Tensor, Tensor]:  # (N,), (N, N) bool
-    return torch.arange(count, device=device), torch.eye(count, dtype=torch.bool, device=device)
+def _identity(count: int, device: torch.device) -> tuple[Tensor, Tensor]:  # (N,), (N, N) float
+    return torch.arange(count, device=device), torch.eye(count, device=device)
 
 
 def compute_children(parents: Tensor) -> Tensor:  # (B, N) -> (B, N + 1, C) node index, -1 padded

@@ -19,7 +19,7 @@ CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, 
     "coupled, tree": (80, {"tree": [3, 2, 1, 1]}, 21),
     "coupled, tree, sampled": (100, {"tree": [3, 2, 1, 1]}, 21),
     "dynamic-tree": (150, {}, 16),
-    "dynamic-tree, sampled": (190, {}, 16),
+    "dynamic-tree, sampled": (180, {}, 16),
     "recursive-rejection": (80, {}, 21),
     "recursive-rejection, sampled": (150, {}, 21),
 }

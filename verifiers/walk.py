@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from mmspec.distributions.categorical import Categorical, as_categorical, normalise
 from mmspec.distributions.noise import Lane, Noise
@@ -138,15 +139,16 @@ def find_failed_path(draft: Draft, failed: Tensor) -> tuple[Tensor, Tensor, Tens
         return paths[row], length.long(), row
     num_failed = (draft.reach * failed[:, None]).sum(-1)
     length, row = draft.scored_depths.masked_fill(num_failed > 0, -1).max(-1)
-    places = _count_down(draft.nodes, row.device)  # the first node has the largest
+    places, nodes = _count_down(draft.nodes, row.device)  # the first node has the largest
     ends = draft.reach[row_indices(draft.batch, row.device), row] * places
-    path = draft.nodes - ends.topk(draft_depth(draft), -1).values.long()
-    return path.masked_fill(path == draft.nodes, -1), length, row
+    return nodes[ends.topk(draft_depth(draft), -1).values.long()], length, row
 
 
 @lru_cache(maxsize=64)
-def _count_down(count: int, device: torch.device) -> Tensor:
-    return torch.arange(count, 0, -1, device=device).float()
+def _count_down(count: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Places N, ..., 1 of N nodes (float), and the node at each place from 0 = none, -1, on."""
+    places = torch.arange(count, 0, -1, device=device)
+    return places.float(), functional.pad(places.flip(0).neg() + count, (1, 0), value=-1)
 
 
 @lru_cache(maxsize=64)

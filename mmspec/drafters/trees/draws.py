@@ -11,6 +11,8 @@ under every kind.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -135,20 +137,24 @@ def draw_level(
 
 def draw_noise(
     distribution: Categorical, kind: Kind, context: Context, depth: int
-) -> Tensor | None:  # (B, depth, V)
+) -> Sequence[Tensor] | None:  # (B, 1, V) each
     """The target's noise of `depth` levels below the context, for RACE proposals."""
     if kind is not Kind.RACE or distribution.hard:
         return None
-    return context.noise.position_gumbel(context.lengths, depth, distribution.size)
+    noise = context.noise.position_gumbel(context.lengths, depth, distribution.size)
+    levels: Sequence[Tensor] = noise.split(1, 1)
+    return levels
 
 
 def perturb_level(
-    distribution: Categorical, noise: Tensor | None, level: int
+    distribution: Categorical, noise: Sequence[Tensor] | None, level: int
 ) -> Tensor:  # (B, n, V)
     """Scores of nodes that share a level, plus its part of `draw_noise`."""
-    return distribution.scores if noise is None else distribution.scores + noise.narrow(1, level, 1)
+    return distribution.scores if noise is None else distribution.scores + noise[level]
 
 
-def race_level(distribution: Categorical, count: int, noise: Tensor, level: int) -> Tensor:
+def race_level(
+    distribution: Categorical, count: int, noise: Sequence[Tensor], level: int
+) -> Tensor:
     """`race` for nodes that share a level: all children (B, n * count)."""
     return top_of_all(perturb_level(distribution, noise, level), count)

@@ -212,14 +212,13 @@ class _Candidates:
         """
         order = self.score.sort(dim=1, descending=True, stable=True).indices
         selected = order[:, :nodes].sort(1).values
-        fronts = self.fronts[:, : len(fixed.starts)] + fixed.starts
+        fronts = self.fronts + fixed.starts
         parents = fronts.gather(1, fixed.parent_column[selected])
-        bounds = torch.cat((fixed.context, selected), 1)
         read_order = fixed.unread.scatter(1, fronts[:, 1:], fixed.order)
         mask = all_true_mask(*selected.shape, selected.device)
         return Draft(
             self.token.gather(1, selected),
-            torch.searchsorted(bounds, parents) - 1,
+            torch.searchsorted(selected, parents, right=True) - 1,  # that of the context is -1
             mask if likely is None else likely.gather(1, selected),
             kind,
             padded=likely is not None,
