@@ -73,7 +73,7 @@ class Stats:
 PROMPT, TARGET, DRAFTER, VERIFIER = PARTS = ("prompt", "target", "drafter", "verifier")
 
 _UNCOMPILED = {
-    PROMPT: "the model's own forward reads it once, with the first draft where there is one",
+    PROMPT: "it was read by the model's own forward",
     VERIFIER: "it verified no draft of the shape that is compiled",
 }
 

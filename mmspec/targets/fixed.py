@@ -10,12 +10,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers.cache_utils import Cache
 
+from mmspec.targets.cache import SlotCache
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.slots import SlotLayer
 
@@ -58,10 +59,13 @@ class FixedSlots:
     """The keys and values of a memory, moved to a buffer of fixed capacity.
 
     The memory's own cache works on the same buffer: the prompt, moved paths and eager forwards.
-    `find_obstacle` says which memories have none.
+    `find_obstacle` says which memories have none. `buffer` is given where the memory already lies
+    in one of the store.
     """
 
-    def __init__(self, memory: Memory, store: BufferStore, room: int) -> None:
+    def __init__(
+        self, memory: Memory, store: BufferStore, room: int, buffer: Tensor | None = None
+    ) -> None:
         pool = memory.cache.plan.pool
         assert pool.buffer is not None
         self.store, self.batch = store, memory.batch
@@ -73,7 +77,10 @@ class FixedSlots:
         self.capacity = 0
         self.states: dict[int, Tensor] = {}  # of recorded layers, (B, q, D), of the last forward
         self._release: Any = None
-        self.fit(memory, max(memory.lengths) + room)
+        slots = max(memory.lengths) + room
+        if buffer is not None and buffer.shape[3] >= slots:
+            self._use(buffer)
+        self.fit(memory, slots)
         self.offsets: Tensor | None = None  # (axes, rows, 1)
         if memory.axes > 1:
             self.offsets = self.prompt.new_zeros(memory.axes, self.rows, 1, dtype=torch.int64)
@@ -106,19 +113,20 @@ class FixedSlots:
         """Move to a larger buffer if there are fewer slots than this."""
         if slots <= self.capacity:
             return
-        self.capacity = round_power(slots, MIN_CAPACITY)
-        cache = memory.cache
-        pool, old = cache.plan.pool, cache.plan.pool.buffer
+        old = memory.cache.plan.pool.buffer
         assert old is not None
-        shape = (old.shape[0], self.rows, old.shape[2], self.capacity, old.shape[4])
-        buffer = self.store.take(shape, old)
-        count = min(old.shape[3], self.capacity)
+        capacity = round_power(slots, MIN_CAPACITY)
+        buffer = self.store.take(
+            (old.shape[0], self.rows, old.shape[2], capacity, old.shape[4]), old
+        )
+        count = min(old.shape[3], capacity)
         buffer[:, : self.batch, :, :count] = old[:, :, :, :count]
-        pool.use(buffer[:, : self.batch])
-        cache.plan.capacity = self.capacity
-        for layer in cache.layers:
-            layer.keys, layer.values = pool.parts[layer.pool_index : layer.pool_index + 2]
-        self.parts = buffer.unbind(0)
+        use_buffer(memory.cache, buffer[:, : self.batch])
+        self._use(buffer)
+
+    def _use(self, buffer: Tensor) -> None:
+        """Use a buffer (2 layers, R, heads, C, width) of the store."""
+        self.capacity, self.parts = buffer.shape[3], buffer.unbind(0)
         for part in self.parts:
             torch._dynamo.mark_dynamic(part, 2)
             if part.device.type == "cuda":
@@ -153,6 +161,17 @@ class FixedSlots:
             [last] * rows,
         )
         return tokens, depths, corner, torch.tensor(columns, device=tokens.device)
+
+
+def use_buffer(cache: SlotCache, buffer: Tensor) -> None:
+    """Let a cache keep its keys and values in a buffer (2 layers, B, heads, C, width)."""
+    pool, layers = cache.plan.pool, cast(Any, cache.layers)
+    pool.use(buffer)
+    cache.plan.capacity = buffer.shape[3]
+    for layer in layers:
+        at = layer.pool_index
+        layer.keys, layer.values = pool.parts[at : at + 2]
+        layer.is_initialized = True
 
 
 class BlockPlan:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from operator import is_
 from typing import Any
 
 import torch
@@ -24,6 +25,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from mmspec.errors import first_line
 from mmspec.stats import CompileLog
+from mmspec.targets.readers.hooks import list_modules
 
 EAGER = "none"
 Function = Callable[..., Sequence[Tensor]]
@@ -69,9 +71,8 @@ class GraphSet:
         self.version = 0  # number of times that all were dropped
         self.is_refused = False
 
-    def follow(self, modules: Iterable[nn.Module]) -> None:
+    def follow(self, found: ModuleFingerprint) -> None:
         """Compile anew if the modules that the functions run have changed; once per request."""
-        found = ModuleFingerprint(modules)
         if found != self.modules:
             self.modules = found
             self.clear()
@@ -211,24 +212,19 @@ class ModuleFingerprint:
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         found: list[Any] = []
-        for module in modules:
-            for one in module.modules():
-                found += (one, one.training)
-                found += ((own, own.dtype) for own in one._parameters.values() if own is not None)
+        for one in list_modules(modules):
+            found += (one, one.training)
+            for own in one._parameters.values():
+                if own is not None:
+                    found += (own, own.dtype)
         self.found = found
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModuleFingerprint) or len(self.found) != len(other.found):
             return False
-        return all(_is_same(a, b) for a, b in zip(self.found, other.found, strict=True))
+        return all(map(is_, self.found, other.found))  # tensors have no truth value
 
     __hash__ = None  # type: ignore[assignment]
-
-
-def _is_same(a: Any, b: Any) -> bool:
-    if isinstance(a, tuple):
-        return isinstance(b, tuple) and a[0] is b[0] and a[1] == b[1]
-    return a is b
 
 
 def count_graphs() -> int:

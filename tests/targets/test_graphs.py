@@ -80,13 +80,13 @@ def test_guards_of_modules_are_left_to_the_fingerprint() -> None:
 def test_a_changed_module_has_another_fingerprint(change: Any) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2)).eval()
     graphs = GraphSet("A", CompileLog(), EAGER, TARGET)
-    graphs.follow([model])
+    graphs.follow(ModuleFingerprint([model]))
     graphs.graphs["key"] = _double
     with torch.no_grad():
         model[0].weight.fill_(3.0)  # weights are read in place
-    graphs.follow([model])
+    graphs.follow(ModuleFingerprint([model]))
     assert graphs.graphs
     assert ModuleFingerprint([model]) == ModuleFingerprint([model])
     change(model)
-    graphs.follow([model])
+    graphs.follow(ModuleFingerprint([model]))
     assert not graphs.graphs

@@ -24,6 +24,8 @@ from mmspec.drafters.draft_model import (
 )
 from mmspec.drafters.neural.head_prompt import (
     head_prompt,
+    read_compiled_prompt,
+    read_head_prompt,
     read_target_prompt,
     repeat_last_states,
 )
@@ -114,20 +116,12 @@ class FeatureDraft(DraftModel):
         prompt = read_target_prompt(context, self.tap, attention_of(self.head, self.backbone))
         read = head_prompt(self.head, self.backbone, prompt, self.visual_slots)
         count = read.embeds.shape[1]
-        cache = SlotCache(
-            self.head.config,
-            count + 1 + min(context.request.max_new_tokens + 64, MAX_RESERVED_SLOTS),
-        )
-        if count:
-            cache.plan_uniform(0, count)
-            self.head(
-                read.embeds,
-                read.states,
-                read.attention_mask if any(read.pads) else None,
-                read.positions,
-                past_key_values=cache,
-                marks=read.marks,
-            )
+        room = 1 + min(context.request.max_new_tokens + 64, MAX_RESERVED_SLOTS)
+        cache = SlotCache(self.head.config, count + room)
+        if count and self.graphs is None:
+            read_head_prompt(self.head, read, cache)
+        elif count:
+            read_compiled_prompt(self.graphs, self.head, read, cache, room)
         window = self.head.config.sliding_window
         memory = Memory(cache, count, read.pads, read.rope, read.states[:0], window)
         memory.offsets, memory.axes = read.offsets, 3 if read.positions.dim() == 3 else 1

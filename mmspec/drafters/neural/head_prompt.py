@@ -12,10 +12,11 @@ head that reads the first token has one more slot in front, without a state.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from math import isqrt
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,6 +25,9 @@ from mmspec.compressors.contract import Features
 from mmspec.compressors.dream_topk import DreamTopK
 from mmspec.drafters.neural.target_heads import prompt_padding
 from mmspec.models.heads.state_head import ImageSlots, SlotMarks, StateHead
+from mmspec.models.llama_layers import FULL, SLIDING
+from mmspec.targets.cache import SlotCache
+from mmspec.targets.prompts import PromptCache, PromptTensors, make_masks
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.tokens.context import Context
 
@@ -323,3 +327,72 @@ def repeat_last_states(known: Tensor, count: int) -> Tensor:  # (n, D) -> (count
     """The last `count` states; the very last one is repeated where there are fewer."""
     index = torch.arange(count, device=known.device) + max(len(known) - count, 0)
     return known[index.clamp_max(len(known) - 1)]
+
+
+def read_head_prompt(head: StateHead, prompt: HeadPrompt, cache: SlotCache) -> None:
+    """Read a prompt of at least one slot into an empty cache."""
+    cache.plan_uniform(0, prompt.embeds.shape[1])
+    head(
+        prompt.embeds,
+        prompt.states,
+        prompt.attention_mask if any(prompt.pads) else None,
+        prompt.positions,
+        past_key_values=cache,
+        marks=prompt.marks,
+    )
+
+
+def read_compiled_prompt(
+    graphs: Any, head: StateHead, prompt: HeadPrompt, cache: SlotCache, room: int
+) -> None:
+    """`read_head_prompt` by a graph of `graphs` (`BlockGraphs`), where it can."""
+    graphs.follow(cache)
+    tensors = collect_tensors(prompt)
+    graphs.prompts.read(
+        cache,
+        tensors,
+        room,
+        lambda: make_compiled_prompt(head, tensors.names),
+        lambda: read_head_prompt(head, prompt, cache),
+        lambda out: 0.0,
+    )
+
+
+_MARKS = ("raw", "global_vector", "stateless")  # of `SlotMarks`, by slot
+
+
+def collect_tensors(prompt: HeadPrompt) -> PromptTensors:
+    """The inputs of a head for a compiled prompt."""
+    shape = prompt.embeds.shape[:2]
+    marks = {name: getattr(prompt.marks, name) for name in _MARKS}
+    given = {
+        name: one.expand(*shape, *one.shape[2:]) for name, one in marks.items() if one is not None
+    }
+    visible = prompt.attention_mask if any(prompt.pads) else None
+    carriers = (prompt.embeds, prompt.states, *given.values())
+    return PromptTensors(carriers, prompt.positions, visible, names=tuple(given))
+
+
+def make_compiled_prompt(head: StateHead, names: Sequence[str]) -> Callable[..., list[Tensor]]:
+    """A function of tensors alone that reads a prompt; only its keys and values are needed.
+
+    `names` are the marks that it is given.
+    """
+    window = head.config.sliding_window
+    kinds = (FULL,) if window is None else (FULL, SLIDING)
+
+    def step(
+        positions: Tensor,
+        carriers: Sequence[Tensor],
+        hidden: Tensor,
+        masks: Sequence[Tensor],
+        parts: Sequence[Tensor],
+    ) -> list[Tensor]:
+        embeds, states, *marks = carriers
+        made = make_masks(hidden, kinds, window)
+        own: Any = dict(zip(names, marks, strict=True))
+        how: Any = {"past_key_values": PromptCache(parts), "marks": SlotMarks(**own)}
+        head(embeds, states, made if window is not None else made[FULL], positions, **how)
+        return []
+
+    return step

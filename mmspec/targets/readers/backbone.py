@@ -129,10 +129,8 @@ class Backbone(Reader):
         )
         if past is not None:
             load_cache(past, cache)
-        is_told, seen = (
-            past is not None and past.includes_cached,
-            {**inputs, "attention_mask": mask},
-        )
+        is_told = past is not None and past.includes_cached
+        seen = {**inputs, "attention_mask": mask}
         prepared = _hf.prepare_prefill_inputs(self.model, seen, cache, is_told, scored)
         prepared[self.cache_name] = cache  # Phi-3 drops an empty one after its short positions
         carrier = prepared.get("input_ids")
@@ -141,7 +139,9 @@ class Backbone(Reader):
         cache.plan_uniform(start, length - start)
         if sizes is not None:
             prepared["attention_mask"] = make_causal_mask(sizes, mask, self.model.dtype)
-        out = self.model(**prepared, return_dict=True)
+        attach = None if self.compiled is None or start else self.compiled.attach_prompt
+        model = self.model if attach is None else attach(self, cache, extra_slots)
+        out = model(**prepared, return_dict=True)
         pads = count_left_padding(mask, batch)
         gaps = None if mask is None or int((mask == 0).sum()) == sum(pads) else mask
         is_stepwise = USES[batch > 1] in self.stepwise

@@ -13,30 +13,26 @@ and `CompileLog` has the reason.
 
 from __future__ import annotations
 
-import copy
-from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
 
-from mmspec.stats import DRAFTER, TARGET, CompileLog
+from mmspec.stats import DRAFTER, PROMPT, TARGET, CompileLog
+from mmspec.targets.cache import SlotCache
 from mmspec.targets.fixed import BlockPlan, BufferStore, FixedCache, FixedSlots, pad
-from mmspec.targets.graphs import GraphSet, parse_backend
+from mmspec.targets.graphs import GraphSet, ModuleFingerprint, parse_backend
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.readers.backbone import FULL, SLIDING, Backbone
-from mmspec.targets.readers.hooks import wanted_layers
-from mmspec.targets.readers.reader import layer_list_name, without_layers
+from mmspec.targets.readers.compiled_prompt import CompiledPrompts, PromptGraphs
+from mmspec.targets.readers.hooks import list_modules, record_layers, wanted_layers
 from mmspec.targets.readers.rounding import rounding_margin, score_difference
 
 ROOM = 64  # slots for drafts beside the new tokens of a request
 MAX_RESERVED = 1024  # new tokens that a buffer is made for at once
-_HOOKS = (
-    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
-    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
-)
 
 
 def compile_readers(
@@ -80,6 +76,9 @@ class BlockGraphs:
     ) -> None:
         self.graphs, self.make, self.modules, self.least = graphs, make, modules, least
         self.store = BufferStore()
+        own = GraphSet(graphs.name, graphs.log, graphs.backend, PROMPT, forwards=0)
+        self.prompts = PromptGraphs(own, self.store)
+        self.followed: Callable[[], Any] = lambda: None  # the cache of the last prompt
 
     def prepare(self, memory: Any, new_tokens: int, obstacle: str | None = None) -> None:
         """Move the memory of a prompt to fixed buffers, if its blocks can be read compiled."""
@@ -89,13 +88,26 @@ class BlockGraphs:
         if reason is not None:
             self.graphs.note(reason)
         else:
-            self.follow()
+            if memory.cache is not self.followed():
+                self.follow()
             if memory.fixed is None:  # else another reader's, of the same memory
-                memory.fixed = FixedSlots(memory, self.store, min(new_tokens, MAX_RESERVED) + ROOM)
+                buffer, room = self.prompts.take_buffer(memory), count_room(new_tokens)
+                memory.fixed = FixedSlots(memory, self.store, room, buffer)
 
-    def follow(self) -> None:
-        """Compile anew if the modules have changed; once per request."""
-        self.graphs.follow(self.modules())
+    def follow(self, cache: Any = None) -> None:
+        """Compile anew if the modules have changed; once per request, before a prompt is read.
+
+        `cache` is that of the prompt.
+        """
+        self.followed = (lambda: None) if cache is None else ref(cache)
+        found = ModuleFingerprint(self.modules())
+        for one in (self.graphs, self.prompts.graphs):
+            one.follow(found)
+
+    def clear(self) -> None:
+        """Compile everything anew."""
+        for one in (self.graphs, self.prompts.graphs):
+            one.clear()
 
     def is_ready(self, memory: Any) -> bool:
         """Whether a block can be read compiled; follows rows that joined or left."""
@@ -153,6 +165,11 @@ class BlockGraphs:
         return self.graphs.run(shapes, self.make, inputs, tuple, compare)
 
 
+def count_room(new_tokens: int) -> int:
+    """Slots after a prompt that a buffer is made for."""
+    return min(max(new_tokens, 0), MAX_RESERVED) + ROOM
+
+
 def place_block(
     memory: Memory, block: TokenBlock, more: Sequence[Tensor], least: int = 1
 ) -> tuple[Any, ...]:
@@ -171,14 +188,27 @@ class CompiledBlocks:
     ) -> None:
         self.layers, self.reader, self.configuration = tuple(layers), reader, reader.configuration
         self.graphs = make_graphs(self.make_step, self._modules)
+        self.prompts = CompiledPrompts(self.graphs.prompts, self.layers)
+
+    def attach_prompt(self, reader: Backbone, cache: SlotCache, extra_slots: int) -> Any:
+        """The model that reads a prompt into `cache`, by a graph where it can."""
+        self._follow(reader)
+        if _find_obstacle(reader) is not None:
+            return reader.model
+        self.graphs.follow(cache)
+        return self.prompts.attach(reader, cache, count_room(extra_slots - ROOM))
 
     def prepare(self, reader: Backbone, memory: Any, new_tokens: int) -> None:
         """Move the memory of a prompt to fixed buffers, if its blocks can be read compiled."""
+        self._follow(reader)
+        self.graphs.prepare(memory, new_tokens, _find_obstacle(reader) or _find_hooks(reader))
+
+    def _follow(self, reader: Backbone) -> None:
+        """Compile anew if the configuration has changed."""
         self.reader = reader
         if self.configuration != reader.configuration:
             self.configuration = reader.configuration
-            self.graphs.graphs.clear()
-        self.graphs.prepare(memory, new_tokens, _find_obstacle(reader))
+            self.graphs.clear()
 
     def read(
         self, reader: Backbone, memory: Memory, block: TokenBlock
@@ -204,9 +234,13 @@ def _find_obstacle(reader: Backbone) -> str | None:
         return "it is read by its whole forward, not by a decoder and an output head"
     if set(reader.layer_kinds) - {FULL, SLIDING}:
         return f"it has layers of {', '.join(reader.layer_kinds)}"
-    modules = [vars(one) for one in (*reader.decoder.modules(), *reader.head.modules())]
-    if any("_hf_hook" in one for one in modules):
+    if any("_hf_hook" in vars(one) for one in list_modules((reader.decoder, reader.head))):
         return "accelerate moves its inputs or weights between devices"
+    return None
+
+
+def _find_hooks(reader: Backbone) -> str | None:
+    modules = map(vars, list_modules((reader.decoder, reader.head)))
     if any(one["_forward_hooks"] or one["_forward_pre_hooks"] for one in modules):
         return "its modules have forward hooks"
     return None
@@ -244,48 +278,6 @@ def _make_step(reader: Backbone, layers: Sequence[int]) -> Any:
         return head(states), states, *recorded
 
     return step
-
-
-def record_layers(decoder: Any, layers: Sequence[int]) -> tuple[Any, list[list[Tensor] | None]]:
-    """A shallow copy of a decoder that appends the states of layers to lists.
-
-    Layers are Hugging Face indices: 0 is the input of the first one, i the output of layer i - 1.
-    The last one is after the final norm: None, the decoder's own output.
-    """
-    twin: Any = _without_hooks(without_layers(decoder, ()))
-    stack = list(twin.get_submodule(layer_list_name(twin)))
-    copies = dict[int, Any]()
-    sinks: list[list[Tensor] | None] = []
-    for layer in layers:
-        if layer == len(stack):
-            sinks.append(None)
-            continue
-        sink: list[Tensor] = []
-        sinks.append(sink)
-        at = max(layer - 1, 0)
-        own = copies.setdefault(at, _without_hooks(copy.copy(stack[at])))
-        if layer:
-            own.register_forward_hook(partial(_append_output, sink))
-        else:
-            own.register_forward_pre_hook(partial(_append_input, sink), with_kwargs=True)
-    left = [copies.get(at, layer) for at, layer in enumerate(stack)]
-    twin._modules[layer_list_name(twin)] = nn.ModuleList(left)
-    return twin, sinks
-
-
-def _without_hooks(module: nn.Module) -> nn.Module:
-    """A shallow copy shares the hooks of its original, which others add and remove."""
-    for name in _HOOKS:
-        setattr(module, name, OrderedDict())
-    return module
-
-
-def _append_output(sink: list[Tensor], module: nn.Module, args: Any, out: Any) -> None:
-    sink.append(out if isinstance(out, Tensor) else out[0])
-
-
-def _append_input(sink: list[Tensor], module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-    sink.append(args[0] if args else kwargs["hidden_states"])
 
 
 def symbolic_axes(inputs: tuple[Any, ...]) -> list[tuple[Tensor, int]]:

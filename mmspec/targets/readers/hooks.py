@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import copy
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from mmspec.targets.cache import cross_attention_layers
 from mmspec.targets.memory import Memory
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
-from mmspec.targets.readers.reader import Reader
+from mmspec.targets.readers.reader import Reader, layer_list_name, without_layers
+
+_HOOKS = (
+    *("_forward_hooks", "_forward_hooks_with_kwargs", "_forward_hooks_always_called"),
+    *("_forward_pre_hooks", "_forward_pre_hooks_with_kwargs"),
+)
 
 
 class HiddenStateHook:
@@ -69,13 +76,13 @@ class LayerStatesHook:
         crossed = cross_attention_layers(backbone.config)
         before = [at for layer in layers for at in _read_before(layer, crossed)]
         self.noted: dict[int, list[Tensor]] = {layer: [] for layer in (*layers, *before)}
-        self._places = {layer: stack[max(layer - 1, 0)] for layer in self.noted}
-        if normed and len(stack) in self._places:
-            self._places[len(stack)] = backbone.decoder
+        self.places = {layer: stack[max(layer - 1, 0)] for layer in self.noted}
+        if normed and len(stack) in self.places:
+            self.places[len(stack)] = backbone.decoder
         self._hooks: list[Any] = []
 
     def __enter__(self) -> LayerStatesHook:
-        for layer, module in self._places.items():
+        for layer, module in self.places.items():
             self._hooks.append(
                 module.register_forward_hook(partial(self._after, layer))
                 if layer
@@ -113,6 +120,38 @@ def fill_states(hooks: Iterable[LayerStatesHook], memory: Any) -> None:
         for layer, noted in hook.noted.items():
             if not noted and layer in memory.fixed.states:
                 noted.append(memory.fixed.states[layer])
+
+
+def list_modules(modules: Iterable[nn.Module]) -> list[nn.Module]:
+    """Modules with all inside them, as `nn.Module.modules`, which takes ten times as long."""
+    found = list(modules)
+    for one in found:
+        found += [part for part in one._modules.values() if part is not None]
+    return found
+
+
+def find_recorders(decoder: nn.Module) -> list[LayerStatesHook] | None:
+    """The recorders on the layers of a decoder; None where there are other hooks."""
+    found = dict[int, LayerStatesHook]()
+    for module in list_modules([decoder]):
+        own = vars(module)
+        hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
+        for hook in () if module is decoder else hooks:
+            recorder = getattr(getattr(hook, "func", hook), "__self__", None)
+            if not isinstance(recorder, LayerStatesHook):
+                return None
+            found[id(recorder)] = recorder
+    return list(found.values())
+
+
+def note_states(
+    recorders: Iterable[LayerStatesHook], decoder: nn.Module, states: Mapping[int, Tensor]
+) -> None:
+    """Record the states of layers after a forward of `decoder` that called no hooks of theirs."""
+    for recorder in recorders:
+        for layer, noted in recorder.noted.items():
+            if recorder.places[layer] is not decoder:
+                noted.append(states[layer])
 
 
 def _read_before(layer: int, crossed: Sequence[int]) -> list[int]:
@@ -185,3 +224,45 @@ class SnapshotHook:
 
     def _after(self, module: torch.nn.Module, args: Any, out: Any) -> None:
         self.states.append(out[0] if isinstance(out, tuple) else out)
+
+
+def record_layers(decoder: Any, layers: Sequence[int]) -> tuple[Any, list[list[Tensor] | None]]:
+    """A shallow copy of a decoder that appends the states of layers to lists.
+
+    Layers are Hugging Face indices: 0 is the input of the first one, i the output of layer i - 1.
+    The last one is after the final norm: None, the decoder's own output.
+    """
+    twin: Any = _without_hooks(without_layers(decoder, ()))
+    stack = list(twin.get_submodule(layer_list_name(twin)))
+    copies = dict[int, Any]()
+    sinks: list[list[Tensor] | None] = []
+    for layer in layers:
+        if layer == len(stack):
+            sinks.append(None)
+            continue
+        sink: list[Tensor] = []
+        sinks.append(sink)
+        at = max(layer - 1, 0)
+        own = copies.setdefault(at, _without_hooks(copy.copy(stack[at])))
+        if layer:
+            own.register_forward_hook(partial(_append_output, sink))
+        else:
+            own.register_forward_pre_hook(partial(_append_input, sink), with_kwargs=True)
+    left = [copies.get(at, layer) for at, layer in enumerate(stack)]
+    twin._modules[layer_list_name(twin)] = nn.ModuleList(left)
+    return twin, sinks
+
+
+def _without_hooks(module: nn.Module) -> nn.Module:
+    """A shallow copy shares the hooks of its original, which others add and remove."""
+    for name in _HOOKS:
+        setattr(module, name, OrderedDict())
+    return module
+
+
+def _append_output(sink: list[Tensor], module: nn.Module, args: Any, out: Any) -> None:
+    sink.append(out if isinstance(out, Tensor) else out[0])
+
+
+def _append_input(sink: list[Tensor], module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+    sink.append(args[0] if args else kwargs["hidden_states"])
