@@ -10,6 +10,7 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from mmspec.errors import format_value
 from mmspec.modalities.common import families, tokens
 from mmspec.modalities.common.text_generation import PlannedRequest, TextGenerator
 from mmspec.modalities.speech import CODEC
@@ -94,7 +95,7 @@ def _codec(model: Any, given: Any) -> Codec:
     """The given codec (a model, its folder, or one in the model's folder), else `CODEC` there."""
     own = Path(model.config._name_or_path or "")
     if isinstance(given, str | Path):
-        return load_codec(own / given if (own / given / "config.json").is_file() else given)
+        return load_codec(_find_codec(own, given))
     if given is not None:
         return Codec.of(given)
     folder = own / CODEC
@@ -104,6 +105,24 @@ def _codec(model: Any, given: Any) -> Codec:
             "transformers (Encodec, Mimi, DAC, ...), or its folder"
         )
     return load_codec(folder)
+
+
+def _find_codec(own: Path, given: str | Path) -> str | Path:
+    """A codec beside the model's weights, or the folder or hub name that was given.
+
+    Raises ValueError for what is none of them; a hub name is owner/name.
+    """
+    if (own / given / "config.json").is_file():
+        return own / given
+    is_hub_name = str(given).count("/") == 1 and not str(given).startswith((".", "/", "~"))
+    if Path(given).is_dir() or (is_hub_name and not Path(given).parent.is_dir()):
+        return given
+    known = sorted(one.parent.name for one in own.glob("*/config.json")) if own.is_dir() else []
+    listed = f" ({', '.join(known)})" if known else ""
+    raise ValueError(
+        f"codec={format_value(str(given))} is no folder, and none of those beside the model's "
+        f"weights{listed}; give one, or a hub name: owner/name"
+    )
 
 
 def load(source: str | Path, **options: Any) -> Any:

@@ -350,3 +350,15 @@ def test_a_file_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="path=None must be a path"):
         out.save(None)
     assert not [*tmp_path.iterdir()]
+
+
+@pytest.mark.parametrize("name", ["nothing-here", "a/b/c", "./codec-x", "/no/codec", "zoo:codec"])
+def test_an_unknown_codec_is_refused_at_once(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No hub is asked for what cannot be a hub name."""
+    speech_models.save_checkpoint(tmp_path)
+    monkeypatch.setattr("mmspec.modalities.speech.synthesis.plug.load_codec", None)
+    message = r"is no folder, and none of those beside the model's weights \(codec\); .* owner/name"
+    with pytest.raises(ValueError, match=message):
+        mmspec.accelerate(str(tmp_path), "plain", codec=name)
