@@ -143,7 +143,7 @@ def _replace_parts(plan: Recipe, verifier: Verifier | None, parts: Mapping[str, 
     """The recipe with another verifier and other options. Raises ValueError for their types."""
     options = {name: value for name, value in parts.items() if name in plan.options}
     for name, value in options.items():
-        check_same_kind(name, value, plan.options[name])
+        check_same_kind(name, value, plan.options[name], plan.least.get(name))
     return replace(plan, verifier=verifier or plan.verifier, options={**plan.options, **options})
 
 

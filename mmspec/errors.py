@@ -168,16 +168,21 @@ def check_flag(name: str, value: Any) -> None:
         )
 
 
-def check_same_kind(name: str, value: Any, usual: Any) -> None:
+def check_same_kind(name: str, value: Any, usual: Any, least: int | None = None) -> None:
     """Check that an option has the type of its default; a default of None allows any type.
 
     A name may be replaced by an object of another class. The range of a number is checked by the
-    part that takes it: a threshold may be below 0, where nothing passes it. Raises ValueError.
+    part that takes it: a threshold may be below 0, where nothing passes it. `least` is the smallest
+    whole number that the part takes, where it is known, for the error. Raises ValueError.
     """
     if isinstance(usual, bool):
         check_flag(name, value)
     elif is_integer(usual):
-        check_number(name, value, 0, whole=True, example=usual)
+        if not is_integer(value) or value < 0:
+            bound = 0 if least is None and is_integer(value) else least
+            check_number(
+                name, value, -math.inf if bound is None else bound, whole=True, example=usual
+            )
     elif isinstance(usual, Real):
         if not (isinstance(value, Real) and value == math.inf):
             check_number(name, value, example=float(usual))
@@ -286,8 +291,25 @@ def parse_parameters(text: str, known: Mapping[str, Any], name: str) -> dict[str
 
 
 def split_parameters(text: str) -> list[str]:
-    """The pairs of `keep=0.25,mass=1`."""
-    return [pair for pair in re.split(r",(?=\w+=|$)", text) if pair]
+    """The pairs of `keep=0.25,mass=1`.
+
+    A value that is an existing path is one, commas and `,name=` in it included: the longest.
+    """
+    parts, pairs = [one for one in re.split(r",(?=\w+=|$)", text) if one], list[str]()
+    while parts:
+        ends = range(len(parts), 1, -1)
+        end = next((end for end in ends if _exists(",".join(parts[:end]))), 1)
+        pairs.append(",".join(parts[:end]))
+        del parts[:end]
+    return pairs
+
+
+def _exists(pair: str) -> bool:
+    """Whether the value of a pair is the path of something that exists."""
+    try:
+        return Path(pair.partition("=")[2]).exists()
+    except OSError:  # too long for a name
+        return False
 
 
 def _value(text: str, default: Any, pair: str) -> Any:

@@ -188,6 +188,7 @@ class Recipe:
     draft_model: tuple[DraftModelKind, ...] = ()  # kinds that drafter= may be; empty = takes none
     needs: tuple[str, ...] = ()  # what the target must offer: keys of `NEEDS`
     options: Mapping[str, Any] = field(default_factory=dict)  # further options and their defaults
+    least: Mapping[str, int] = field(default_factory=dict)  # smallest values of whole options
     gate: Gate | Deferred[Gate] | None = None
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
-from mmspec import errors
+import mmspec
+from mmspec import errors, recipes
+from tests.toys.pipelines import pipeline
 
 
 @pytest.mark.parametrize(
@@ -76,6 +79,46 @@ def test_options_have_the_type_of_their_default(usual: Any, good: Any, bad: Any)
     if bad is not None:
         with pytest.raises(ValueError, match=r"k=.*give one"):
             errors.check_same_kind("k", bad, usual)
+
+
+@pytest.mark.parametrize(
+    ("value", "least", "message"),
+    [
+        (2.5, 1, "k=2.5 must be a whole number of at least 1; give one, such as 4"),
+        ("x", 1, "k='x' must be a whole number of at least 1"),
+        (-1, 1, "k=-1 must be a whole number of at least 1"),
+        (2.5, None, "k=2.5 must be a whole number; give one"),
+        (-1, None, "k=-1 must be a whole number of at least 0"),
+    ],
+)
+def test_a_whole_option_is_refused_with_its_own_bound(
+    value: Any, least: int | None, message: str
+) -> None:
+    with pytest.raises(ValueError, match=f"^{message}"):
+        errors.check_same_kind("k", value, 4, least)
+
+
+def test_recipes_name_the_bounds_of_options_that_they_have() -> None:
+    for name in recipes.names():
+        plan = recipes.get(name)
+        assert all(plan.options[one] >= least for one, least in plan.least.items()), name
+    with pytest.raises(ValueError, match=r"interval=2\.5 must be a whole number of at least 1;"):
+        mmspec.accelerate(pipeline("ddpm"), "taylorseer", interval=2.5)
+
+
+def test_an_existing_path_is_one_value(tmp_path: Path) -> None:
+    """Whatever commas and names it holds; a path that does not exist is split."""
+    known = {"head": None, "keep": 0.5, "name": "a"}
+    for name in ("a,keep=1", "a,name=b,keep=2", "a,b"):
+        given = f"head={tmp_path / name},keep=0.25"
+        if name != "a,b":
+            assert errors.parse_parameters(given, known, "x") != {
+                "head": str(tmp_path / name),
+                "keep": 0.25,
+            }
+        (tmp_path / name).touch()
+        found = errors.parse_parameters(given, known, "x")
+        assert found == {"head": str(tmp_path / name), "keep": 0.25}
 
 
 def test_parameters_are_parsed_by_the_type_of_their_default() -> None:

@@ -16,5 +16,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(7)),
     verifier=Coupled(),
     options={"longest": 5},
+    least={"longest": 2},
     paper="Ou et al. 2024",
 )

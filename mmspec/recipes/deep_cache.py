@@ -23,6 +23,7 @@ RECIPE = Recipe(
     verifier=Deferred(interval_gate, "none: a fixed cadence", kinds=()),
     sees="target-memory",
     options={"interval": 3, "depth": 1},
+    least={"interval": 1, "depth": 1},
     paper="Ma et al. 2024",
     decodes="latents",
 )

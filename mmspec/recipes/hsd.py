@@ -20,6 +20,7 @@ RECIPE = Recipe(
     execution=Chain(Fixed(16)),
     verifier=Coupled(),
     options={"window": 3, "processor": None, "draft_file": None},
+    least={"window": 1},
     paper="Liao et al. 2026",
     reconstructed="window, draft length, how the text is taken up again behind a difference",
 )

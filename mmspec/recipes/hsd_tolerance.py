@@ -17,6 +17,7 @@ RECIPE = Recipe(
         build_edit_tolerance, "longest beginning within a share of edits", kinds=EditTolerance.kinds
     ),
     options={"window": 3, "processor": None, "draft_file": None, "tau": 0.1},
+    least={"window": 1},
     paper="Liao et al. 2026",
     reconstructed="tau and its unit: edits per token, without the paper's canonical form of texts",
 )

@@ -15,6 +15,7 @@ RECIPE = Recipe(
     execution=TwoBranches(),
     verifier=Coupled(),
     options={"window": 15, "ngram": 5, "guesses": 15, "read_prompt": True},
+    least={"window": 1, "ngram": 3, "guesses": 1},
     paper="Fu et al. 2024",
     reconstructed="the first window, and coupled tokens in it when sampling",
 )

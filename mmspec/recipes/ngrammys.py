@@ -26,6 +26,7 @@ RECIPE = Recipe(
         "length_of_branch": 6,
         "longest": 3,
     },
+    least={"width": 1, "length_of_branch": 1, "longest": 1},
     paper="Stewart et al. 2024",
     reconstructed="one tree in place of a batch; the sizes; a datastore between text and table",
 )

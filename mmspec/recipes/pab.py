@@ -23,6 +23,7 @@ RECIPE = Recipe(
     verifier=Deferred(broadcast_gate, "none: a fixed cadence", kinds=()),
     sees="target-memory",
     options={"spatial": 2, "temporal": 4, "cross": 6, "begin": 800.0, "end": 100.0},
+    least={"spatial": 1, "temporal": 1, "cross": 1},
     paper="Zhao et al. 2024",
     decodes="latents",
 )

@@ -15,5 +15,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(10)),
     verifier=Coupled(),
     options={"longest": 3},
+    least={"longest": 1},
     paper="Saxena 2023",
 )

@@ -16,6 +16,7 @@ RECIPE = Recipe(
     execution=RetrievedTree(nodes=48),
     verifier=Coupled(),
     options={"width": 8, "length_of_branch": 6, "longest": 3},
+    least={"width": 1, "length_of_branch": 1, "longest": 1},
     paper="READER, 2025",
     reconstructed="the first level of the tree, and all sizes",
 )

@@ -18,6 +18,7 @@ RECIPE = Recipe(
     execution=Chain(Fixed(10)),
     verifier=Coupled(),
     options={"datastore": None, "longest": 16, "shortest": 2},
+    least={"longest": 1, "shortest": 1},
     paper="He et al. 2024",
     reconstructed="a chain in place of a tree; suffixes of one token do not count",
 )

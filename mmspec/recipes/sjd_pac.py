@@ -14,6 +14,7 @@ RECIPE = with_window(
     31,
     Recursive(),
     options={"depth": 3, "width": 4},
+    least={"depth": 1, "width": 1},
     needs=("image tokens",),
     paper="Kang et al. 2026",
     reconstructed="which candidates have children",

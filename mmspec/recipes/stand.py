@@ -17,6 +17,7 @@ RECIPE = Recipe(
     execution=StaticTree(Tree.branching([3, 2, 1, 1])),
     verifier=Recursive(),
     options={"longest": 4, "kept": 10},
+    least={"longest": 1, "kept": 1},
     paper="STAND, 2025",
     reconstructed="the shape of the tree",
 )

@@ -14,5 +14,6 @@ RECIPE = Recipe(
     execution=Chain(Fixed(10)),
     verifier=Coupled(),
     options={"shortest": 2},
+    least={"shortest": 1},
     paper="Hu et al. 2024",
 )

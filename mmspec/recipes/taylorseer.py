@@ -27,6 +27,7 @@ RECIPE = Recipe(
     verifier=Deferred(cadence_gate, "none: a fixed cadence", kinds=()),
     sees="target-memory",
     options={"basis": "taylor", "order": 1, "interval": 4, "warm_up": 3, "lite": False},
+    least={"interval": 1, "warm_up": 1},
     paper="Liu et al. 2025",
     reconstructed="",
     decodes="latents",

@@ -66,6 +66,7 @@ RECIPE = with_draft_model(
         "threshold": 0.7,
         "warm_up": 5,
     },
+    least={"interval": 2},
     needs=("codebook",),
     paper="Dong et al. 2026",
     reconstructed="how rounds are counted; one decision per batch",

@@ -35,6 +35,7 @@ RECIPE = Recipe(
     verifier=Unchecked(),
     sees="target-memory",
     options={"window": 8},
+    least={"window": 1},
     needs=("image tokens",),
     paper="He et al. 2025 (ZipAR)",
     reconstructed="the schedule: when a row begins, what stands in, what is read again",
