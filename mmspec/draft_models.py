@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ import torch
 
 from mmspec import recipes, zoo
 from mmspec.errors import with_article
-from mmspec.models.compatibility import check_signature, sign_head
+from mmspec.models.compatibility import check_signature, find_change, sign_head
 from mmspec.recipe import STATES, DraftModelKind, Recipe
 
 ZOO = "zoo:"
@@ -61,8 +62,30 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | 
             "(for tokens also one that inherits mmspec.draft.Drafter), or use another recipe"
         )
     check_signature(model, target)
+    if not recipe.exact:
+        _warn_of_change(recipe, model, target)
     sees = kind.default_sees(model, target, recipe.sees)
     return BoundDraftModel(kind, kind.unwrap(model), kind.read(model, target, sees), sees)
+
+
+def _warn_of_change(recipe: Recipe, head: Any, target: Any) -> None:
+    """Warn of a head of other weights than the target's: a lossy recipe may keep its own tokens.
+
+    Exact recipes accept fewer drafts, and their output is the target's all the same.
+    """
+    agreement = find_change(head, target)
+    if agreement is None:
+        return
+    name = target.model.config._name_or_path or type(target.model).__name__
+    warnings.warn(
+        f"{type(head).__name__} {head.config._name_or_path!r} was trained on other weights than "
+        f"those of {name!r}: fingerprints of their output heads agree to {agreement:.3f}, those of "
+        f"one model to 0.999 or more. Recipe {recipe.name or 'custom'!r} is lossy and may keep "
+        "tokens of the head, so quality may be worse than with the head's own target; train a head "
+        "for this target with `mmspec train`, give the target it was made for, or choose an exact "
+        "recipe",
+        stacklevel=2,
+    )
 
 
 def find_kinds(*decodes: str) -> tuple[DraftModelKind, ...]:

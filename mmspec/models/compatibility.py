@@ -29,6 +29,7 @@ KEY = "target_fingerprint"
 AFTER_NORM = "last_layer_after_norm"  # of a head that taps it; False = as engines read it
 _STATES, _TOKENS = 8, 16  # probes
 _SAME = 0.95  # median cosine over tokens; 0 +- 0.4 for another target
+_UNCHANGED = 0.999  # the same, in bfloat16 as well (0.9999); below it the weights were trained on
 MIN_SHARED = 0.99  # share of equal ids of two tokenizers
 MAX_PADDING = 512  # difference of vocabulary sizes with one tokenizer (Qwen: 128)
 MAX_PADDING_SHARE = 0.01  # of the larger one: in a small vocabulary few ids are padding
@@ -123,9 +124,28 @@ def check_signature(head: Any, target: Reader) -> None:
         )
 
 
+def find_change(head: Any, target: Reader) -> float | None:
+    """The agreement of a head's fingerprint with its target's, where the weights were changed.
+
+    The median cosine over tokens, from 1 (the same output head, in any dtype) down; None where it
+    is above `_UNCHANGED`, and for heads without a fingerprint.
+    """
+    stored = vars(head.config).get(KEY) if isinstance(head, PreTrainedModel) else None
+    own = None if stored is None else fingerprint(target)
+    if stored is None or own is None:
+        return None
+    found = float(_agree(stored, own))
+    return None if found > _UNCHANGED else found
+
+
 def is_same_target(one: list[list[float]], other: list[list[float]]) -> bool:
     """Whether two fingerprints are of one target."""
-    return bool((torch.tensor(one) * torch.tensor(other)).sum(-1).median() > _SAME)
+    return bool(_agree(one, other) > _SAME)
+
+
+def _agree(one: list[list[float]], other: list[list[float]]) -> Tensor:
+    """The median cosine over tokens."""
+    return (torch.tensor(one) * torch.tensor(other)).sum(-1).median()
 
 
 def _probe_states(

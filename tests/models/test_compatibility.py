@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,23 @@ def test_dtypes_of_one_target_pass_and_another_target_does_not(family: str) -> N
         check_signature(head, backbone(toys.model(family).to(dtype)))
     with pytest.raises(ValueError, match=r"FeatureHead was made for another target than"):
         mmspec.accelerate(_another(family), "eagle-2", drafter=head)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_lossy_recipe_warns_of_weights_that_were_trained_on(dtype: torch.dtype) -> None:
+    """Of the head's own target in another dtype it does not, and exact recipes never do."""
+    head, own, changed = (untrained_head(toys.model("llama")), *map(toys.model, ["llama"] * 2))
+    sign_head(head, backbone(own))
+    weight = changed.get_output_embeddings().weight
+    with torch.no_grad():
+        noise = torch.randn(weight.shape, generator=torch.Generator().manual_seed(3))
+        weight += 0.15 * weight.std() * noise
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        mmspec.accelerate(own.to(dtype), "eagle", drafter=head, verifier="rank-gap")
+        mmspec.accelerate(changed, "eagle", drafter=head)
+    with pytest.warns(UserWarning, match=r"other weights than .* agree to 0\.9\d+, .* is lossy"):
+        mmspec.accelerate(changed.to(dtype), "eagle", drafter=head, verifier="rank-gap")
 
 
 def test_a_note_is_written_when_a_head_is_saved_and_read_with_it(tmp_path: Path) -> None:
