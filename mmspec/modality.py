@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from mmspec.recipe import Recipe
     from mmspec.stats import CompileLog, Stats
 
-# image files that PIL writes without further options
 PICTURE_FILES = (".png", ".jpg", ".jpeg", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".ppm")
 
 
@@ -275,6 +274,7 @@ class Workload:
     fast: Callable[[Any], Runner]
     baselines: Mapping[str, Runner] = field(default_factory=dict)
     missing: Mapping[str, str] = field(default_factory=dict)  # reasons for missing baselines
+    supplies: tuple[str, ...] = ()  # options of recipes that its requests make up for
     peers: MakePeers | None = None
     controls: Callable[[Sequence[RunResult]], Mapping[str, Any]] | None = None  # uninformed
     fewer_steps: Mapping[int, Runner] = field(default_factory=dict)

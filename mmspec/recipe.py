@@ -189,6 +189,7 @@ class Recipe:
     needs: tuple[str, ...] = ()  # what the target must offer: keys of `NEEDS`
     options: Mapping[str, Any] = field(default_factory=dict)  # further options and their defaults
     least: Mapping[str, int] = field(default_factory=dict)  # smallest values of whole options
+    idle_without: str | None = None  # the option without which it drafts nothing
     gate: Gate | Deferred[Gate] | None = None
     paper: str = ""
     reconstructed: str = ""  # what is not from the paper or its code

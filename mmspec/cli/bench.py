@@ -78,6 +78,10 @@ def run(
     models = {titles[name]: fast for name, fast in models.items()}
     drafters = {titles.get(name, name): drafter for name, drafter in drafters.items()}
     work = workload(loaded, prompt, prompts, batch, options.seed)
+    if is_all:
+        idle = find_idle(models, work)
+        left_out |= idle
+        models = {name: fast for name, fast in models.items() if name not in idle}
     with show_progress(options.json) as report:
         found = bench.compare(
             selected.model,
@@ -146,6 +150,20 @@ def _accelerate_all(
     if is_all:  # plain decoding is measured anyway
         models.pop(loaded.selection.owner.plain[0], None)
     return models, left_out
+
+
+def find_idle(models: Mapping[str, Accelerated], work: Workload) -> dict[str, str]:
+    """The reasons of those that would draft nothing on a workload, by name."""
+    found = dict[str, str]()
+    for name, fast in models.items():
+        option = fast.recipe.idle_without
+        given = option is None or fast.recipe.options[option] is not None
+        if not given and option not in work.supplies:
+            found[name] = (
+                f"drafts nothing without {option}, so this would be plain decoding; give --set "
+                f"{fast.recipe.name}.{option}=FILE"
+            )
+    return found
 
 
 def _with_compiled(

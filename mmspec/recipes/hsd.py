@@ -21,6 +21,7 @@ RECIPE = Recipe(
     verifier=Coupled(),
     options={"window": 3, "processor": None, "draft_file": None},
     least={"window": 1},
+    idle_without="draft_file",
     paper="Liao et al. 2026",
     reconstructed="window, draft length, how the text is taken up again behind a difference",
 )

@@ -18,6 +18,7 @@ RECIPE = Recipe(
     ),
     options={"window": 3, "processor": None, "draft_file": None, "tau": 0.1},
     least={"window": 1},
+    idle_without="draft_file",
     paper="Liao et al. 2026",
     reconstructed="tau and its unit: edits per token, without the paper's canonical form of texts",
 )

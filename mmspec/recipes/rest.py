@@ -19,6 +19,7 @@ RECIPE = Recipe(
     verifier=Coupled(),
     options={"datastore": None, "longest": 16, "shortest": 2},
     least={"longest": 1, "shortest": 1},
+    idle_without="datastore",
     paper="He et al. 2024",
     reconstructed="a chain in place of a tree; suffixes of one token do not count",
 )

@@ -17,6 +17,7 @@ RECIPE = Recipe(
     execution=Chain(Fixed(8)),
     verifier=Coupled(),
     options={"map": None},
+    idle_without="map",
     paper="Token Map Drafting, 2025",
     reconstructed="the thresholds of the map",
 )

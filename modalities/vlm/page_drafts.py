@@ -30,7 +30,7 @@ def with_page_drafts(work: Workload, images: Sequence[Sequence[Image.Image]]) ->
         takes_text = TEXT_OPTION in options and options[TEXT_OPTION] is None
         return ParsedPages(fast, pages) if takes_text else work.fast(fast)
 
-    return replace(work, fast=make_runner)
+    return replace(work, fast=make_runner, supplies=(TEXT_OPTION,))
 
 
 @dataclass(frozen=True)
