@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -50,9 +51,10 @@ class BeamOptions:
                 "so there is nothing to stream, observe or trace; drop streamer=, on_round= and "
                 "trace=, call generate() instead of stream(), or pass num_beams=1"
             )
-        for _ in loop(call):
-            pass
-        sequences, scores = best_sequences(self.searches)
+        with explain_memory(config):
+            for _ in loop(call):
+                pass
+            sequences, scores = best_sequences(self.searches)
         return sequences, RequestOutcome(sequences_scores=scores)
 
 
@@ -77,16 +79,18 @@ def plan_beams(
         users = own.get("stopping_criteria") or ()
         criteria = _hf.make_stopping_criteria(bound.model, config, users, own.get("tokenizer"))
     warpers = _make_warpers(bound.model, config, ids) if config.do_sample else []
-    searches = [
-        BeamSearch(
-            config,
-            row,
-            [*_bind_row(sampling, index, len(ids)), *warpers],
-            criteria,
-            Keys(request.noise.rows[index].expand(config.num_beams)) if config.do_sample else None,
-        )
-        for index, row in enumerate(ids)
-    ]
+    noise = request.noise.rows if config.do_sample else None
+    with explain_memory(config):
+        searches = [
+            BeamSearch(
+                config,
+                row,
+                [*_bind_row(sampling, index, len(ids)), *warpers],
+                criteria,
+                None if noise is None else Keys(noise[index].expand(config.num_beams)),
+            )
+            for index, row in enumerate(ids)
+        ]
     eos = sorted(_hf.eos_ids(config))
     name = bound.recipe.name or "custom"
     processors = [[one for one in search.processors if not _is_of_user(one)] for search in searches]
@@ -114,6 +118,21 @@ def plan_beams(
     return call, BeamOptions(searches)
 
 
+@contextmanager
+def explain_memory(config: GenerationConfig) -> Iterator[None]:
+    """Name the number of beams in an error of an allocator. Raises ValueError."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        is_cpu = "can't allocate memory" in str(error)
+        if not is_cpu and not isinstance(error, torch.OutOfMemoryError | MemoryError):
+            raise
+        raise ValueError(
+            f"num_beams={config.num_beams}: memory is too small for so many beams of up to "
+            f"{config.max_length} tokens; give fewer beams, or fewer tokens"
+        ) from error
+
+
 def check_request(
     bound: BoundTokens,
     sampling: Sampling,
@@ -123,6 +142,12 @@ def check_request(
 ) -> None:
     """Raises ValueError that names everything in a request that a beam search cannot honour."""
     beams, name = config.num_beams, bound.recipe.name or "custom"
+    size = bound.backbone.vocabulary
+    if beams > size:
+        raise ValueError(
+            f"num_beams={beams} is more than the {size} tokens of the vocabulary, of which the "
+            f"first step makes beams; give at most {size}"
+        )
     if not bound.recipe.exact:
         raise ValueError(
             f"num_beams={beams}: recipe {name!r} is lossy for single paths and has no rule for "
