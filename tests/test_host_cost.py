@@ -27,8 +27,8 @@ RARE = {  # beside the default tests
     "spec-infer, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "greedy-multi-draft, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "spechub, sampled": (150, {}, 14),
-    "spectr, sampled": (310, {"tree": [3, 2, 1, 1]}, 21),
-    "traversal, sampled": (230, {"tree": [3, 2, 1, 1]}, 21),
+    "spectr, sampled": (300, {"tree": [3, 2, 1, 1]}, 21),
+    "traversal, sampled": (225, {"tree": [3, 2, 1, 1]}, 21),
 }
 ALL = (*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in RARE))
 AHEAD = 80  # more in a round that draws noise for the next ones too: at most one of these here
