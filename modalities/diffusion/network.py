@@ -28,9 +28,9 @@ from mmspec.modalities.diffusion.network_output import (
     read_prediction,
 )
 from mmspec.modalities.diffusion.schedulers import Sampler, read_scheduler
+from mmspec.models.quantized_pipelines import DENOISERS
 from mmspec.targets.continuous.denoising import Prediction
 
-NETWORKS = ("unet", "transformer")
 ROUNDING = 0.05  # of the largest output, also in bfloat16
 INFLUENCE = 0.003  # of the largest output: other rows of equally many may change a row by less
 CONTROL = "controlnet"  # computes arguments of the other networks
@@ -292,11 +292,11 @@ def check_scheduler(scheduler: Any, deterministic: bool = False) -> None:
 
 
 def _network_name(pipe: Any) -> str:
-    for name in NETWORKS:
+    for name in DENOISERS:
         if getattr(pipe, name, None) is not None:
             return name
     raise ValueError(
-        f"{type(pipe).__name__} has no denoising network (none of {', '.join(NETWORKS)}); give a "
+        f"{type(pipe).__name__} has no denoising network (none of {', '.join(DENOISERS)}); give a "
         "pipeline that samples with one"
     )
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.drafters.forecast.features import tensors
+from mmspec.models.quantized_pipelines import find_denoisers
 
-NETWORKS = ("transformer", "transformer_2", "unet")
 TIMES = ("timestep", "timesteps", "t")  # parameter names of the timestep
 
 
@@ -89,7 +89,7 @@ def networks_of(pipe: Any) -> list[nn.Module]:
 
     Two experts that alternate over the steps (Wan 2.2) are both returned.
     """
-    found = [part for name, part in pipe.components.items() if name in NETWORKS]
+    found = [pipe.components[name] for name in find_denoisers(pipe.components)]
     networks = [part for part in found if isinstance(part, nn.Module)]
     if not networks:
         raise ValueError(
