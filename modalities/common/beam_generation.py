@@ -142,12 +142,6 @@ def check_request(
 ) -> None:
     """Raises ValueError that names everything in a request that a beam search cannot honour."""
     beams, name = config.num_beams, bound.recipe.name or "custom"
-    size = bound.backbone.vocabulary
-    if beams > size:
-        raise ValueError(
-            f"num_beams={beams} is more than the {size} tokens of the vocabulary, of which the "
-            f"first step makes beams; give at most {size}"
-        )
     if not bound.recipe.exact:
         raise ValueError(
             f"num_beams={beams}: recipe {name!r} is lossy for single paths and has no rule for "
