@@ -57,5 +57,5 @@ def test_other_errors_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
         raise RuntimeError("broken")
 
     monkeypatch.setattr(BeamSearch, "advance", fail)
-    with pytest.raises(RuntimeError, match="^broken$"):
+    with pytest.raises(RuntimeError, match=r"^broken$"):
         generate(3)
