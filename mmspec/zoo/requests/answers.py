@@ -7,7 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from mmspec.zoo.requests.wording import NUMBERS, Wording, count_things, name_of, relate
+from mmspec.zoo.requests.wording import (
+    NUMBERS,
+    Wording,
+    count_things,
+    name_of,
+    negate,
+    relate,
+)
 from mmspec.zoo.scene import COLOURS, Scene, Thing
 
 Fact = tuple[str, str]
@@ -37,12 +44,18 @@ def write_text(scene: Scene, say: Wording) -> Answered:
         seen = _list(say.order(scene.things), say)
         return prompt, f"{opening} {seen} so no digit is written here.", (("digits", ""),)
     found = say.order(digits)
-    start = say.choose("i can read", "the picture shows", "there are written", "one can read")
+    start = say.choose(
+        *("i can read", "the picture shows", "there are written", "one can read"),
+        *("we see", "you can find", "i find", "here are"),
+    )
     sentences = [f"{start} {count_things(len(found), 'digit')}."]
     for i, thing in enumerate(found):
         sentences.append(_read_digit(i, thing, say))
     values = " ".join(NUMBERS[t.digit] for t in found if t.digit is not None)
-    closing = say.choose("so the text is", "together they read", "in this order i read")
+    closing = say.choose(
+        *("so the text is", "together they read", "in this order i read"),
+        *("so all of it is", "in all i read", "this makes the text"),
+    )
     return prompt, f"{' '.join(sentences)} {closing} {values}.", (("digits", values),)
 
 
@@ -69,9 +82,13 @@ def write_reasoning(scene: Scene, say: Wording) -> Answered:
         solvers += [_sum, _sum]
     prompt, steps, answer = solvers[say.generator.integers(len(solvers))](scene, say)
     opening = say.choose(
-        "let us think step by step.", "i solve it in steps.", "let me think about it slowly."
+        *("let us think step by step.", "i solve it in steps.", "let me think about it slowly."),
+        *("here are the steps.", "we look at each thing.", "first i look at every thing."),
     )
-    closing = say.choose("therefore the answer is", "so the answer is", "this means the answer is")
+    closing = say.choose(
+        *("therefore the answer is", "so the answer is", "this means the answer is"),
+        *("in the end the answer is", "hence the answer is", "i say that the answer is"),
+    )
     return prompt, f"{opening} {steps} {closing} {answer}.", (("final", answer),)
 
 
@@ -83,13 +100,12 @@ def _pair(scene: Scene, say: Wording) -> tuple[Thing, Thing]:
 def _relation(scene: Scene, say: Wording) -> Answered:
     one, other = _pair(scene, say)
     truth = relate(one, other)
-    opposite = {"above": "below", "below": "above"}.get(truth) or (
-        "to the right of" if truth == "to the left of" else "to the left of"
-    )
-    claim = say.choose(truth, opposite)
+    claim = say.choose(truth, negate(truth))
     word = "yes" if claim == truth else "no"
     prompt = f"is the {name_of(one)} {claim} the {name_of(other)}?"
-    closing = say.choose("so it is", "this means that it is", "hence it lies")
+    closing = say.choose(
+        "so it is", "this means that it is", "hence it lies", "therefore it is", "so it lies"
+    )
     answer = (
         f"{_look(say)} {_locate(one, say)} {_remark(one, other, say)} {_locate(other, say)} "
         f"{closing} {truth} the "
@@ -109,14 +125,18 @@ def _place(scene: Scene, say: Wording) -> Answered:
 def _colour(scene: Scene, say: Wording) -> Answered:
     thing, other = _pair(scene, say)
     prompt = say.choose(
-        f"what colour is the thing {say.place(thing)}?", f"which colour do you see {thing.place}?"
+        f"what colour is the thing at the {thing.place}?",
+        f"which colour do you see {thing.place}?",
     )
     return prompt, *_find(thing, other, thing.colour, say)
 
 
 def _find(thing: Thing, other: Thing, answer: str, say: Wording) -> tuple[str, Facts]:
     """Locate a thing, by itself and beside another, and conclude with the answer."""
-    closing = say.choose("so the answer is", "hence the answer is", "the answer is")
+    closing = say.choose(
+        *("so the answer is", "hence the answer is", "the answer is"),
+        *("therefore the answer is", "i say that the answer is", "this means the answer is"),
+    )
     text = f"{_look(say)} {_locate(thing, say)} {_beside(thing, other, say)} {closing} {answer}."
     return text, (("final", answer),)
 
@@ -134,23 +154,30 @@ def _locate(thing: Thing, say: Wording) -> str:
     """One sentence with everything about a thing."""
     where, noun = say.place(thing), say.noun(thing)
     name, size = name_of(thing), say.size(thing)
-    return say.choose(
+    return say.lead() + say.choose(
         f"the {noun} is {where}.",
+        f"the {noun} lies {where}.",
         f"{where} there is a {noun}.",
+        f"there is a {noun} {where}.",
         f"i can see a {noun} {where}.",
-        f"the {name} {where} is {size}.",
+        f"we see a {noun} {where}.",
         f"{where} i find a {noun}.",
+        f"{where} we can find a {noun}.",
+        f"the {name} {where} is {size}.",
+        f"the {name} {where} looks {size}.",
         f"the {name}, which is {size}, lies {where}.",
+        f"the {name} is a {size} thing {where}.",
     )
 
 
 def _beside(thing: Thing, other: Thing, say: Wording) -> str:
     """One sentence on how a thing lies to another."""
     where = relate(thing, other)
-    return say.choose(
-        f"it is {where} the {name_of(other)}.",
-        f"it lies {where} the {name_of(other)}.",
-        f"the {name_of(other)} has it on its {_side(where)} side.",
+    seen, name = say.choose("it is", "it lies", "i see it", "you can find it"), name_of(other)
+    return say.lead() + say.choose(
+        f"{seen} {where} the {name}.",
+        f"{where} the {name} {seen}.",
+        f"the {name} has it on its {_side(where)} side.",
     )
 
 
@@ -161,12 +188,16 @@ def _side(where: str) -> str:
 def _read_digit(i: int, thing: Thing, say: Wording) -> str:
     number = ("first", "second", "third", "fourth", "fifth", "sixth")[i]
     assert thing.digit is not None
-    where, size = say.place(thing), say.size(thing)
-    return say.choose(
-        f"the {number} one is a {size} {thing.colour} {thing.name} {where}.",
-        f"{where} the {thing.colour} {thing.name} is written, and it is {size}.",
-        f"the {number} is the {thing.colour} {thing.name}, which is {size} {where}.",
-        f"then i see a {size} {thing.colour} {thing.name} {where}.",
+    where, size, name = say.place(thing), say.size(thing), name_of(thing)
+    return say.lead() + say.choose(
+        f"the {number} one is a {size} {name} {where}.",
+        f"{where} the {name} is written, and it is {size}.",
+        f"the {number} is the {name}, which is {size} {where}.",
+        f"i see a {size} {name} {where}.",
+        f"there is a {size} {name} {where}.",
+        f"{where} i read the {size} {name}.",
+        f"i can read the {size} {name} {where}.",
+        f"we find the {name} {where}, and it looks {size}.",
     )
 
 
@@ -199,10 +230,12 @@ def _remark(thing: Thing, other: Thing, say: Wording) -> str:
     """One sentence on how a thing looks, by itself or beside another."""
     colour, size = thing.colour, say.size(thing)
     same = "the same colour as" if colour == other.colour else "another colour than"
-    return say.choose(
+    return say.lead() + say.choose(
         f"its colour is {colour}, and it looks {size}.",
         f"it looks {size}, and its colour is {colour}.",
         f"somebody made it {size} and {colour}.",
+        f"we see that it is {colour} and {size}.",
+        f"{size} it is, and its colour is {colour}.",
         f"it has {same} the {name_of(other)}.",
     )
 
@@ -229,17 +262,26 @@ def _count(scene: Scene, say: Wording) -> tuple[str, str, str]:
     for one in say.order(scene.things):
         fits = word in (one.colour, one.size)
         found += fits
-        verdict = f"counts, which makes {NUMBERS[found]}" if fits else "does not count"
+        counts = say.choose("counts, which makes", "counts, so there are", "is number", "makes it")
+        not_one = say.choose(
+            "does not count", "is another thing", "is not what we count", "is not one of them"
+        )
+        verdict = f"{counts} {NUMBERS[found]}" if fits else not_one
         steps.append(f"{_step(one, say)} {verdict}.")
     return prompt, " ".join(steps), NUMBERS[found]
 
 
 def _step(thing: Thing, say: Wording) -> str:
     size, colour, name = thing.size, thing.colour, thing.name
-    return say.choose(
-        f"the {size} {colour} {name} {say.place(thing)}",
-        f"{say.place(thing)} the {size} {colour} {name}",
-        f"next, the thing {say.place(thing)}, the {size} {colour} {name},",
+    where = say.place(thing)
+    return say.lead() + say.choose(
+        f"the {size} {colour} {name} {where}",
+        f"{where} the {size} {colour} {name}",
+        f"the thing {where}, the {size} {colour} {name},",
+        f"the {colour} {name} {where}, which is {size},",
+        f"i see that the {size} {colour} {name} {where}",
+        f"we find that {where} the {size} {colour} {name}",
+        f"the {colour} {name}, {size} and {where},",
     )
 
 
@@ -252,7 +294,8 @@ def _compare(scene: Scene, say: Wording) -> tuple[str, str, str]:
     for thing in say.order(scene.things):
         counts[thing.size] += 1
         so_far = f"{NUMBERS[counts['large']]} large and {NUMBERS[counts['small']]} small"
-        steps.append(f"{_step(thing, say)} makes {so_far}.")
+        so = say.choose("makes", "makes it", "means that there are", "comes to")
+        steps.append(f"{_step(thing, say)} {so} {so_far}.")
     large, small = counts["large"], counts["small"]
     answer = "equal" if large == small else "large" if large > small else "small"
     return prompt, " ".join(steps), answer
@@ -268,7 +311,11 @@ def _outermost(scene: Scene, say: Wording) -> tuple[str, str, str]:
         f"how many things lie in the {word} row? explain.",
         f"find the {word} row with a thing in it and count its things.",
     )
-    steps = [f"{_step(t, say)} is in row {NUMBERS[t.row + 1]}." for t in say.order(scene.things)]
+    steps = [
+        f"{_step(t, say)} {say.choose('is in', 'lies in', 'is a thing of', 'we see in')} row"
+        f" {NUMBERS[t.row + 1]}."
+        for t in say.order(scene.things)
+    ]
     row = f"the {word} row is row {NUMBERS[best + 1]}, and it has {count_things(len(group))}."
     return prompt, f"{' '.join(steps)} {row}", NUMBERS[len(group)]
 

@@ -36,7 +36,8 @@ def write_chart(scene: Scene, say: Wording) -> Answered:
     """Read a chart and say which column is the highest, the lowest or their total: 69 words."""
     heights = [sum(t.column == i for t in scene.things) for i in range(len(_COLUMNS))]
     sentences = [_open(scene, say)]
-    sentences += [_read_column(scene, i, say) for i in _order(say)]
+    order = say.generator.permutation(len(_COLUMNS))
+    sentences += [_read_column(scene, int(i), say) for i in order]
     question = say.choose("highest", "total")
     if question == "highest":
         prompt = say.choose("which column of the chart is highest?", "read the chart: which wins?")
@@ -48,16 +49,14 @@ def write_chart(scene: Scene, say: Wording) -> Answered:
         prompt = say.choose("what is the total of the chart?", "add the columns of the chart.")
         steps = " plus ".join(NUMBERS[height] for height in heights)
         answer = NUMBERS[sum(heights)]
-        sentences.append(f"{steps} makes {answer}.")
-    closing = say.choose("so the answer is", "therefore the answer is", "hence the answer is")
+        total = say.choose("makes", "comes to", "is", "makes in all")
+        sentences.append(f"{say.lead()}{steps} {total} {answer}.")
+    closing = say.choose(
+        *("so the answer is", "therefore the answer is", "hence the answer is"),
+        *("this means the answer is", "i say that the answer is", "in the end the answer is"),
+    )
     facts = tuple((f"{name} column", NUMBERS[heights[i]]) for i, name in enumerate(_COLUMNS))
     return prompt, f"{' '.join(sentences)} {closing} {answer}.", (*facts, ("final", answer))
-
-
-def _order(say: Wording) -> list[int]:
-    """Read the columns from the left or from the right."""
-    order = list(range(len(_COLUMNS)))
-    return order if say.choose("left", "right") == "left" else order[::-1]
 
 
 def _open(scene: Scene, say: Wording) -> str:
@@ -66,6 +65,9 @@ def _open(scene: Scene, say: Wording) -> str:
         f"this is a chart with three columns, drawn with a {shape} for each unit.",
         f"the chart has three columns, and each {shape} in it is one unit.",
         f"here is a chart of three columns, where one {shape} means one unit.",
+        f"we see three columns, and in each of them a {shape} is one unit.",
+        f"the picture shows a chart of three columns, which count in units of one {shape}.",
+        f"i see a chart, and the three columns in it are made of a {shape} for each unit.",
     )
 
 
@@ -73,20 +75,32 @@ def _read_column(scene: Scene, column: int, say: Wording) -> str:
     things = [t for t in scene.things if t.column == column]
     name, number = f"the {_COLUMNS[column]} column", NUMBERS[len(things)]
     if not things:
-        return say.choose(f"{name} is empty, that is zero.", f"in {name} there is nothing: zero.")
-    colour, noun = things[0].colour, "unit" if len(things) == 1 else "units"
-    return say.choose(
+        return say.lead() + say.choose(
+            f"{name} is empty, that is zero.",
+            f"in {name} there is nothing: zero.",
+            f"nothing is in {name}, so it has zero.",
+        )
+    colour, is_one = things[0].colour, len(things) == 1
+    noun = say.choose("unit", "unit", "thing") + ("" if is_one else "s")
+    seen = say.choose("i count", "i can see", "we see", "we find", "i read", "you can read")
+    return say.lead() + say.choose(
         f"{name} is {colour} and has {number} {noun}.",
-        f"in {name} i count {number} {noun}, all of them {colour}.",
+        f"in {name} {seen} {number} {noun}, all of them {colour}.",
+        f"{seen} {number} {noun} in {name}, and it is {colour}.",
         f"{name}, which is {colour}, goes up to {number} {noun}.",
-        f"for {name} i read {number} {noun} in {colour}.",
+        f"for {name} {seen} {number} {noun} in {colour}.",
+        f"{colour} is {name}, with {number} {noun}.",
+        f"{seen} {number} {colour} {noun} for {name}.",
     )
 
 
 def _compare(best: int, lead: int, say: Wording) -> str:
     name, more = f"the {_COLUMNS[best]} column", NUMBERS[lead]
-    return say.choose(
+    return say.lead() + say.choose(
         f"{name} is higher than both others, by at least {more}.",
         f"no other column is as high as {name}, which leads by {more}.",
         f"comparing all three, {name} is the highest, and {more} more than the next.",
+        f"the highest of them is {name}, and it leads by {more}.",
+        f"both others are lower than {name}, by {more} or more.",
+        f"we find that {name} goes up to the highest place, {more} above the next.",
     )

@@ -18,9 +18,14 @@ NUMBERS = (
     *("eleven", "twelve", "thirteen", "fourteen", "fifteen", "sixteen", "seventeen", "eighteen"),
 )
 _SIZES = {"small": ("small", "tiny", "little"), "large": ("large", "huge", "big")}
-_CORNER = ("in the {} corner", "at the {}", "near the {} corner")
-_SIDE = ("at the {}", "on the {} side", "by the {} edge")
-_CENTER = ("in the {}", "in the very {}", "at the {}")
+_CORNER = ("in the {} corner", "at the {}", "near the {} corner", "in the {} place")
+_SIDE = ("at the {}", "on the {} side", "by the {} edge", "in the {} place")
+_CENTER = ("in the {}", "in the very {}", "at the {}", "in the {} place")
+_LEADS = ("", "", "then ", "also ", "next ", "here ", "further ", "so ")
+_OPPOSITES = {
+    **{"above": "below", "below": "above"},
+    **{"to the left of": "to the right of", "to the right of": "to the left of"},
+}
 
 
 @dataclass(frozen=True)
@@ -32,6 +37,10 @@ class Wording:
     def choose(self, *choices: str) -> str:
         """Draw one of the choices, each with the same probability."""
         return choices[self.generator.integers(len(choices))]
+
+    def lead(self) -> str:
+        """Draw the first word of a sentence, and a space; or nothing."""
+        return self.choose(*_LEADS)
 
     def size(self, thing: Thing) -> str:
         """Word the size of a thing: "small", "tiny" or "little"."""
@@ -64,6 +73,11 @@ def relate(one: Thing, other: Thing) -> str:
     if one.row != other.row:
         return "above" if one.row < other.row else "below"
     return "to the left of" if one.column < other.column else "to the right of"
+
+
+def negate(relation: str) -> str:
+    """Return the opposite of a relation: "below" of "above"."""
+    return _OPPOSITES[relation]
 
 
 def count_things(number: int, noun: str = "thing") -> str:

@@ -31,6 +31,7 @@ from tools.zoo.vlm.architecture import LLAVA_TARGET, QWEN_TARGET, LanguageShape
 from tools.zoo.vlm.batches import IGNORED, Batch, Encoder, iterate_samples
 from tools.zoo.vlm.conversations import ConversationEncoder, make_inputs
 from tools.zoo.vlm.families import FAMILIES, ZooFamily
+from tools.zoo.vlm.lookups import iterate_lookups
 from tools.zoo.vlm.processors import request_processor
 from tools.zoo.vlm.train import copy_text_layers, save
 from tools.zoo.vlm.training import logits_of
@@ -52,14 +53,19 @@ conversation of all four. Measured on the float16 weights, run in float32.
 HELD_OUT = 40  # requests of each category
 MAX_NEW_TOKENS = 320
 _BATCH, _GROUP = 24, 8
+_SHARED = ("is the ", "where is the ")  # beginnings of questions of both kinds
 
 
 @dataclass(frozen=True)
 class Stage:
-    """A decay of the learning rate, and the weight in the loss of words that state a fact."""
+    """A decay of the learning rate, and the weight in the loss of words that state a fact.
+
+    A share of the batches are lookups: short questions about named things.
+    """
 
     decay: CosineDecay
     weight: float = 1.0
+    lookups: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,7 @@ class RequestPlan:
     """Training plan of a target.
 
     Most tokens of an answer are wording. With equal weights the model learns them long before it
-    reads the picture.
+    reads the picture, and without lookups it does not learn to find a thing by its name.
     """
 
     family: str
@@ -80,6 +86,8 @@ _STAGES = (
     Stage(CosineDecay(850, 1e-3)),
     Stage(CosineDecay(260, 1e-3), 4.0),
     Stage(CosineDecay(450, 7e-4), 3.0),
+    Stage(CosineDecay(400, 1e-3), lookups=1.0),
+    Stage(CosineDecay(1100, 7e-4), 3.0, lookups=0.2),
 )
 PLANS = {
     "llava-chat": RequestPlan("llava", "llava", LLAVA_TARGET, _STAGES),
@@ -91,16 +99,28 @@ _FACT_WORDS = {
 }
 
 
-def iterate_batches(encoder: ConversationEncoder, short: Encoder, seed: int) -> Iterator[Batch]:
-    """Iterate over batches of conversations, without end.
+def iterate_batches(
+    encoder: ConversationEncoder, short: Encoder, seed: int, share: float = 0.0
+) -> Iterator[Batch]:
+    """Iterate over batches of conversations, without end; a share of them are lookups.
 
-    Every fifth batch has captions and questions as the model that it starts from knows them.
+    Every fifth of the others has captions and questions as the model that it starts from knows
+    them, but for those that requests ask too: a prompt has one kind of answer.
     """
+    generator = np.random.default_rng((seed, 14))
+    lookups, others = iterate_lookups(encoder, seed), _iterate_requests(encoder, short, seed)
+    while True:
+        yield next(lookups if generator.random() < share else others)
+
+
+def _iterate_requests(encoder: ConversationEncoder, short: Encoder, seed: int) -> Iterator[Batch]:
     known = iterate_samples(_BATCH, seed + 7)
     for count, batch in enumerate(iterate_conversations(encoder, seed)):
         yield batch
         if count % 4 == 3:
-            yield short(next(known))
+            own = [one for one in next(known) if not one.prompt.startswith(_SHARED)]
+            if own:
+                yield short(own)
 
 
 def iterate_conversations(encoder: ConversationEncoder, seed: int) -> Iterator[Batch]:
@@ -123,9 +143,9 @@ def train(
     processor = request_processor(plan.family)
     model = start_model(plan, processor)
     encoders = ConversationEncoder(family, processor), Encoder(family, processor)
-    batches = iterate_batches(*encoders, seed)
     with save_on_exit(lambda: save(model, processor, folder, sees=True)):
-        for stage in plan.stages:
+        for number, stage in enumerate(plan.stages):
+            batches = iterate_batches(*encoders, seed + number, stage.lookups)
             weights = weight_words(processor.tokenizer, stage.weight)
             train_on_conversations(model, family, batches, stage, weights, course)
     return {
