@@ -139,7 +139,9 @@ def test_a_bundled_model_gets_no_request_with_unknown_words(given: dict[str, Any
     for name in ("llava", "llava-chat"):
         model = zoo.load(name)
         made[name] = (model, LanguageFormatter(f"zoo:{name}", model, settings), settings)
-    with pytest.raises(ValueError, match=f"{told} scenes$"):
+    with pytest.raises(
+        ValueError, match=f"{told} scenes, and short-question of --examples requests$"
+    ):
         workload("vlm", *made["llava"], count=2)
     assert workload("vlm", *made["llava-chat"], count=2).timed
 
