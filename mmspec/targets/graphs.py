@@ -10,7 +10,7 @@ as much as its forward. Only those of the arguments are evaluated in every call;
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from operator import is_
 from typing import Any
@@ -208,23 +208,46 @@ _SETTINGS = ("SHAPE_ENV", "GRAD_MODE", "GLOBAL_STATE", "TORCH_FUNCTION_STATE", "
 
 
 class ModuleFingerprint:
-    """What compiled code depends on in modules: their identity, mode, parameters and dtypes."""
+    """What compiled code depends on in modules: their identity, mode, parameters and dtypes.
+
+    Also plain attributes, which are constants in a graph: the active adapter and its scale (peft).
+    Tensors are inputs of a graph, and read anew in every call.
+    """
 
     def __init__(self, modules: Iterable[nn.Module]) -> None:
         found: list[Any] = []
+        settings: list[Any] = []
         for one in list_modules(modules):
             found += (one, one.training)
             for own in one._parameters.values():
                 if own is not None:
                     found += (own, own.dtype)
-        self.found = found
+            for name, value in vars(one).items():
+                if name not in _OF_EVERY_MODULE:
+                    settings += (name, copy_plain(value))
+        self.found, self.settings = found, settings
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, ModuleFingerprint) or len(self.found) != len(other.found):
             return False
-        return all(map(is_, self.found, other.found))  # tensors have no truth value
+        # tensors have no truth value
+        return all(map(is_, self.found, other.found)) and self.settings == other.settings
 
     __hash__ = None  # type: ignore[assignment]
+
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # hooks, parameters, submodules
+
+
+def copy_plain(value: Any) -> Any:
+    """A copy of nested numbers, strings and functions; None for other objects."""
+    if isinstance(value, (bool, int, float, str)) or callable(value):
+        return value
+    if isinstance(value, Mapping):
+        return {key: copy_plain(one) for key, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [copy_plain(one) for one in value]
+    return set(value) if isinstance(value, (set, frozenset)) else None
 
 
 def count_graphs() -> int:

@@ -75,15 +75,20 @@ def test_guards_of_modules_are_left_to_the_fingerprint() -> None:
         lambda model: model.append(nn.ReLU()),
         lambda model: setattr(model[0], "weight", nn.Parameter(torch.ones(2, 2))),
         lambda model: model.__setitem__(0, nn.Linear(2, 2)),
+        lambda model: model[0].scaling.update(a=3.0),  # of an adapter, as peft has it
+        lambda model: model[0].active.append("b"),
+        lambda model: setattr(model[0], "forward", model[0].forward),
     ],
 )
 def test_a_changed_module_has_another_fingerprint(change: Any) -> None:
     model: Any = nn.Sequential(nn.Linear(2, 2)).eval()
+    model[0].scaling, model[0].active, model[0].table = {"a": 2.0}, ["a"], torch.ones(2)
     graphs = GraphSet("A", CompileLog(), EAGER, TARGET)
     graphs.follow(ModuleFingerprint([model]))
     graphs.graphs["key"] = _double
     with torch.no_grad():
         model[0].weight.fill_(3.0)  # weights are read in place
+    model[0].table = torch.zeros(2)
     graphs.follow(ModuleFingerprint([model]))
     assert graphs.graphs
     assert ModuleFingerprint([model]) == ModuleFingerprint([model])

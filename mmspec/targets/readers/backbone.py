@@ -72,7 +72,9 @@ class Backbone(Reader):
         model = self.model
         self.config = model.config.get_text_config(decoder=True)
         self.cache_config, self._seen = model.config, {**vars(self.config)}
-        self.configuration = model.config.to_json_string(use_diff=False)
+        # the JSON lacks the attention implementation
+        kernel = getattr(self.config, "_attn_implementation", None)
+        self.configuration = f"{kernel} {model.config.to_json_string(use_diff=False)}"
         self.is_masked_by_row = not takes_masks(self.config)
         slots = self._slots = SlotCache(model.config)  # never written
         self.is_step_masked = _hf_cache.counts_tokens(slots)  # a recurrent state takes no mask

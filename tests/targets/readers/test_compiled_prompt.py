@@ -195,6 +195,37 @@ def test_a_changed_model_is_compiled_anew() -> None:
     assert torch.allclose(changed, reader.model(**request).logits[:, -1], atol=2e-5)
 
 
+@torch.no_grad()
+def test_another_attention_is_compiled_anew() -> None:
+    reader: Any = make_reader(toys.model("llama"))
+    compile_readers(reader, None, (), EAGER)
+    versions = []
+    for kernel in ("sdpa", "sdpa", "eager"):
+        reader.model.set_attn_implementation(kernel)
+        read(reader, request_of("llama"))
+        versions.append(reader.compiled.graphs.prompts.graphs.version)
+    assert versions[0] == versions[1] < versions[2]
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_another_adapter_is_compiled_anew() -> None:
+    """Names and scales of adapters are constants in a graph."""
+    peft = pytest.importorskip("peft")
+    how: dict[str, Any] = {"target_modules": ["q_proj"], "init_lora_weights": False}
+    model = toys.model("llama", layers=1)
+    adapted = peft.get_peft_model(model, peft.LoraConfig(lora_alpha=64, **how), "first").eval()
+    adapted.add_adapter("second", peft.LoraConfig(lora_alpha=32, **how))
+    reader: Any = make_reader(model)
+    log, request = compile_readers(reader, None, (), "eager"), request_of("llama")
+    for name in ("first", "second", "second"):
+        adapted.set_adapter(name)
+        logits, _ = read(reader, request)
+        assert torch.allclose(logits, model(**request).logits[:, -1], atol=2e-5)
+    assert log.runs["prompt"] == 3
+    assert not log.reasons
+
+
 def test_inputs_inside_the_decoder_run_eager_and_say_so() -> None:
     model, request = toys.model("qwen3_vl"), request_of("qwen3_vl")
     fast = mmspec.accelerate(model, "plain", compile=EAGER)
