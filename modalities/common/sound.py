@@ -157,27 +157,38 @@ def encode_pcm(samples: Tensor) -> bytes:
 
 
 class WavWriter:
-    """A mono WAV file that grows: after every `write` its header is that of all samples so far."""
+    """A mono WAV file that grows: after every `write` its header is that of all samples so far.
+
+    The first `write` creates it, so that a request that is refused leaves an older file as it is.
+    """
 
     def __init__(self, path: str | Path, rate_hz: int) -> None:
-        """Create the file. Raises ValueError for an ending other than .wav."""
-        self.path = check_ending(Path(path))
-        self.file: Any = self.path.open("wb")
-        self.wave = wave.Wave_write(self.file)
-        self.wave.setnchannels(1)
-        self.wave.setsampwidth(PCM_BYTES)
-        self.wave.setframerate(rate_hz)
-        self.write(torch.zeros(0))
+        """Choose the file. Raises ValueError for an ending other than .wav."""
+        self.path, self.rate_hz = check_ending(Path(path)), rate_hz
+        self.file: Any = None
+        self.wave: wave.Wave_write | None = None
 
     def write(self, samples: Tensor) -> None:  # (n,)
         """Add samples. Raises ValueError for non-finite ones."""
-        self.wave.writeframes(encode_pcm(samples))
+        data = encode_pcm(samples)
+        if self.wave is None:
+            self.wave = self._create()
+        self.wave.writeframes(data)
         self.file.flush()
 
     def close(self) -> None:
-        """Close the file."""
-        self.wave.close()
-        self.file.close()
+        """Close the file, if it was created."""
+        if self.wave is not None:
+            self.wave.close()
+            self.file.close()
+
+    def _create(self) -> wave.Wave_write:
+        self.file = self.path.open("wb")
+        made = wave.Wave_write(self.file)
+        made.setnchannels(1)
+        made.setsampwidth(PCM_BYTES)
+        made.setframerate(self.rate_hz)
+        return made
 
 
 def make_wav_header(rate_hz: int, data_bytes: int | None = None) -> bytes:

@@ -126,3 +126,13 @@ def test_what_cannot_be_streamed_is_refused(
         assert message in fail(capsys, *asked, *more)[1]
     image = ("generate", "--model", "zoo:image", "--prompt", "a red ring", "--stream")
     assert "zoo:image generates neither" in fail(capsys, *image)[1]
+
+
+def test_a_refused_request_leaves_an_older_file(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, model: str
+) -> None:
+    out = tmp_path / "said.wav"
+    out.write_bytes(b"older")
+    given = ("generate", "--model", model, *ASKED, "--stream", "--out", str(out))
+    assert "nobody" in fail(capsys, *given, "--voice", "nobody")[1]
+    assert out.read_bytes() == b"older"

@@ -74,11 +74,21 @@ class MusicgenReader:
         return int(self.config.vocab_size if found is None else found)
 
     def like(self, model: Any) -> MusicgenReader:
+        """The reader of a draft model.
+
+        Raises ValueError for another class, or another number of chroma bins.
+        """
         kind = self.model.config.model_type
         if model.config.model_type != kind:
             raise ValueError(
                 f"{type(model).__name__} cannot draft for MusicGen ({kind}); give a smaller one of "
                 "its own class"
+            )
+        mine, theirs = (getattr(one.config, "num_chroma", None) for one in (self.model, model))
+        if mine != theirs:
+            raise ValueError(
+                f"the draft model reads melodies of num_chroma={theirs} bins, the target of {mine}"
+                "; give one with the same number"
             )
         return MusicgenReader(model, self.encode, self.inputs)
 

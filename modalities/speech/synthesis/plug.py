@@ -117,7 +117,8 @@ def _find_codec(own: Path, given: str | Path) -> str | Path:
     is_hub_name = str(given).count("/") == 1 and not str(given).startswith((".", "/", "~"))
     if Path(given).is_dir() or (is_hub_name and not Path(given).parent.is_dir()):
         return given
-    known = sorted(one.parent.name for one in own.glob("*/config.json")) if own.is_dir() else []
+    is_saved = own != Path() and own.is_dir()
+    known = sorted(one.parent.name for one in own.glob("*/config.json")) if is_saved else []
     listed = f" ({', '.join(known)})" if known else ""
     raise ValueError(
         f"codec={format_value(str(given))} is no folder, and none of those beside the model's "

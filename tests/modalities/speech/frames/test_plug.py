@@ -14,6 +14,7 @@ import mmspec
 from mmspec.decode import BrokenLogits
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.modalities.speech.frames import tiny_models
+from mmspec.modalities.speech.frames.plug import make_reader
 from mmspec.modalities.speech.frames.settings import parse_frame_settings
 from mmspec.targets.frames.frames import FrameRequest, FrameTarget
 from tests.covering import covering, exhaustive
@@ -84,6 +85,14 @@ def test_a_melody_is_that_of_generate(recipe: str, size: int) -> None:
         synthesize(found, input_features=chroma[:1])
     with pytest.raises(ValueError, match="no audio prompt here"):
         synthesize(fast("delay"), input_features=chroma)
+
+
+def test_a_draft_model_of_other_chroma_bins_is_refused() -> None:
+    target, small = MAKERS["melody"](0, 2), MAKERS["melody"](1, 1)
+    assert make_reader(target).like(small).model is small
+    small.config.num_chroma = 5
+    with pytest.raises(ValueError, match="num_chroma=5 bins, the target of 4"):
+        make_reader(target).like(small)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -362,3 +362,13 @@ def test_an_unknown_codec_is_refused_at_once(
     message = r"is no folder, and none of those beside the model's weights \(codec\); .* owner/name"
     with pytest.raises(ValueError, match=message):
         mmspec.accelerate(str(tmp_path), "plain", codec=name)
+
+
+def test_folders_of_the_working_directory_are_not_listed_as_codecs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A model that was not loaded from a folder has no codecs beside its weights."""
+    speech_models.save_checkpoint(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"beside the model's weights; give one"):
+        speech_models.accelerated_speaker(codec="nothing-here")
