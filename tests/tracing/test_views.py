@@ -85,7 +85,8 @@ def test_a_picture_is_shown_with_the_patches_of_refused_codes() -> None:
             ids.view(-1)[cell] = code
             (whole,) = to_images(family.decode(family.codebook.codes[ids][None]))
             patch = image_tracing._crop_cell(whole, cell, ids.shape)
-            assert list(read_image(uri).getdata()) == list(patch.getdata())
+            shown, expected = (np.asarray(one, int) for one in (read_image(uri), patch))
+            assert abs(shown - expected).max() <= 1  # another batch may round another way
             refused += 1
     assert refused > 4
 

@@ -44,7 +44,9 @@ def test_answers_are_those_of_the_scene() -> None:
     assert asked == {"where", "which", "is"}
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2.5-vl"])
+@pytest.mark.parametrize(
+    "family", ["llava", pytest.param("qwen2.5-vl", marks=pytest.mark.exhaustive)]
+)
 def test_batches_have_known_words_and_a_share_of_lookups(family: str) -> None:
     processor = request_processor(family)
     encoder = ConversationEncoder(FAMILIES[family], processor)
