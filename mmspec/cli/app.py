@@ -70,9 +70,13 @@ def generate(
         Path | None, typer.Option(help="Write every round, as a page (.html) or as data (.jsonl).")
     ] = None,
     compare: Annotated[
-        bool, typer.Option(help="Also measure the library's own generate().")
-    ] = True,
-    repeats: Repeats = 5,
+        bool | None,
+        typer.Option(help="Also measure the library's own generate(); default without --stream."),
+    ] = None,
+    repeats: Annotated[
+        int | None,
+        typer.Option(min=1, max=10_000, help="Number of measurements to compare; default: 5."),
+    ] = None,
     quiet: Annotated[
         bool, typer.Option("--quiet", help="Print the text at its end, without colours.")
     ] = False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -40,6 +41,7 @@ COMPARED = (  # columns of a row that are reported for a single output
 )
 
 CALLS = "target calls after the prefill"
+REPEATS = 5
 
 
 def run(
@@ -47,17 +49,15 @@ def run(
     prompt: str,
     out: Path | None,
     trace: Path | None,
-    compare: bool,
-    repeats: int,
+    compare: bool | None,
+    repeats: int | None,
     quiet: bool,
     stream: bool = False,
 ) -> None:
     """Generate, print or write the output, and measure it beside the library's generate()."""
     selected = select(options)
-    if not stream and out == STDOUT:
-        raise ValueError("--out - writes sound to stdout as it is verified; add --stream")
-    if stream:
-        refuse_with_stream(options, selected, quiet)
+    given = {"--quiet": quiet, "--compare": bool(compare), "--repeats": repeats is not None}
+    _check_combination(options, selected, out, stream, given, compare is not False)
     recipe = selected.recipe
     place = _output_file(None if out == STDOUT else out, trace, selected)
     check_prompts(selected.owner, [prompt])
@@ -97,10 +97,12 @@ def run(
         else:
             live.end()
         console().print()
+    compares = compare is not False
     if record is not None and trace is not None:
-        document["trace"] = str(write_trace(record, trace, loaded, request, compare, options))
-    if compare:
-        document |= _compare(options, loaded, fast, prompt, repeats, [str(one) for one in files])
+        document["trace"] = str(write_trace(record, trace, loaded, request, compares, options))
+    if compares:
+        written = [str(one) for one in files]
+        document |= _compare(options, loaded, fast, prompt, repeats or REPEATS, written)
     document["stats"] = stats.to_dict()
     if options.json:
         print_json(document)
@@ -108,6 +110,28 @@ def run(
         print_pairs([*_speed(document), *_run(document, stats)])
         if document.get("advice"):
             console().print(f"\n{document['advice']}", markup=False)
+
+
+def _check_combination(
+    options: ModelOptions,
+    selected: Selected,
+    out: Path | None,
+    stream: bool,
+    given: Mapping[str, bool],
+    compares: bool,
+) -> None:
+    """Refuse options that others would ignore; `given` is which of the command's are given.
+
+    Raises ValueError.
+    """
+    if not stream and out == STDOUT:
+        raise ValueError("--out - writes sound to stdout as it is verified; add --stream")
+    if stream:
+        refuse_with_stream(options, selected, given)
+    if not compares and given["--repeats"]:
+        raise ValueError(
+            "--repeats is how often a comparison measures, and --no-compare leaves it out; drop one"
+        )
 
 
 def _check_sound(selected: Selected) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from pathlib import Path
 from time import perf_counter
@@ -34,9 +34,14 @@ class Sink(Protocol):
     def close(self) -> None: ...
 
 
-def refuse_with_stream(options: ModelOptions, selected: Selected, quiet: bool) -> None:
-    """Refuse options that a stream would ignore. Raises ValueError."""
-    given = {"--json": options.json, "--quiet": quiet, **dict.fromkeys(selected.output_files, True)}
+def refuse_with_stream(
+    options: ModelOptions, selected: Selected, others: Mapping[str, bool]
+) -> None:
+    """Refuse options that a stream would ignore; `others` is which of the command's are given.
+
+    Raises ValueError.
+    """
+    given = {"--json": options.json, **others, **dict.fromkeys(selected.output_files, True)}
     ignored = [name for name, is_given in given.items() if is_given]
     if ignored:
         raise ValueError(

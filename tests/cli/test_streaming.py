@@ -119,6 +119,9 @@ def test_what_cannot_be_streamed_is_refused(
     for more, message in (
         (("--stream", "--json"), "drop --json"),
         (("--stream", "--quiet"), "drop --quiet"),
+        (("--stream", "--repeats", "5"), "drop --repeats"),
+        (("--stream", "--compare"), "drop --compare"),
+        (("--no-compare", "--repeats", "5"), "--no-compare leaves it out"),
         (("--stream", "--rounds", str(tmp_path / "a.png")), "drop --rounds"),
         (("--out", "-"), "add --stream"),
         (("--stream", "--out", str(tmp_path / "a.mp3")), "choose one of .wav"),
