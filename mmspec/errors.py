@@ -78,6 +78,12 @@ def is_integer(value: Any) -> bool:
     return isinstance(value, Integral) and not isinstance(value, bool)
 
 
+def is_among(value: Any, known: Iterable[Any]) -> bool:
+    """Whether it is one of these values, where True and False are no numbers."""
+    kind = isinstance(value, bool)
+    return any(value == one and isinstance(one, bool) == kind for one in known)
+
+
 def is_http_address(url: str) -> bool:
     """Whether it is http(s)://HOST[:PORT][/PATH], to which paths can be appended."""
     try:

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from mmspec.distributions.grammar import Grammar
-from mmspec.errors import check_number, format_value, prefix_errors, unknown_message
+from mmspec.errors import check_number, format_value, is_among, prefix_errors, unknown_message
 from mmspec.serving.media import Fetch, read_url
 
 MAX_CHOICES = 16
@@ -104,7 +104,7 @@ def _parse(body: Any, default_tokens: int, fetch: Fetch | None) -> ChatRequest:
     if unknown := sorted(set(given) - set(known)):
         raise InvalidRequest(unknown_message(unknown, known, "/v1/chat/completions"))
     for name, (values, why) in NEUTRAL.items():
-        if name in given and given[name] not in values:
+        if name in given and not is_among(given[name], values):
             raise InvalidRequest(f"{name}={format_value(given[name])} is not supported: {why}")
     options = given.get("stream_options", {})
     if not isinstance(options, Mapping) or set(options) - {"include_usage", "include_obfuscation"}:
@@ -119,7 +119,7 @@ def _parse(body: Any, default_tokens: int, fetch: Fetch | None) -> ChatRequest:
         seed=_number(given, "seed", None, -(1 << 63), (1 << 63) - 1),
         alternatives=_parse_logprobs(given),
         streams=_flag(given, "stream"),
-        streams_usage=bool(options.get("include_usage", False)),
+        streams_usage=_flag(options, "include_usage"),
         grammar=_parse_format(given.get("response_format", {"type": "text"})),
     )
 
@@ -130,6 +130,8 @@ def _parse_settings(given: Mapping[str, Any], default_tokens: int) -> dict[str, 
     temperature, top_p = given.get("temperature", 1.0), given.get("top_p", 1.0)
     check_number("temperature", temperature, 0, 2, example=0.7)
     check_number("top_p", top_p, 0, 1, example=0.9)
+    check_number("min_p", given.get("min_p", 0), 0, 1, example=0.1)
+    check_number("top_k", given.get("top_k", 0), 0, whole=True, example=50)
     made: dict[str, Any] = {"max_new_tokens": limit}
     made |= {name: given[name] for name in EXTRA_SETTINGS if name in given}
     if temperature == 0 or top_p == 0:

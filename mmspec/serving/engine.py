@@ -24,6 +24,7 @@ from typing import Any, Self
 
 import torch
 
+from mmspec.accelerated import check_call_arguments
 from mmspec.draft import Round
 from mmspec.errors import check_number
 from mmspec.serving.batch import Row, RowBatch
@@ -39,6 +40,7 @@ from mmspec.serving.ticket import (
 )
 from mmspec.streaming import ThreadState, take_turns
 from mmspec.targets.rows import CannotJoin
+from mmspec.targets.stop import check_seconds
 
 log = logging.getLogger("mmspec")
 
@@ -120,8 +122,9 @@ class Engine:
                 run of its own, or exceeds `max_slots`. `QueueFull` if `max_queue` requests wait.
         """
         check_number("priority", priority, whole=True, example=0)
-        if timeout_s is not None and not timeout_s > 0:
-            raise ValueError(f"timeout_s={timeout_s!r} must be above 0; give seconds, such as 30")
+        check_call_arguments(request.get("seed"), request.get("row_ids"), on_round)
+        if timeout_s is not None:
+            check_seconds("timeout_s", timeout_s)
         if logprobs is not None:
             check_number("logprobs", logprobs, 0, whole=True, example=5)
         with self._wake:

@@ -89,9 +89,9 @@ class MediaRoutes:
             raise InvalidRequest("file is missing or empty; send a sound file")
         settings = {name: form[name] for name in ("language",) if form.get(name)}
         if "temperature" in form:
-            settings["temperature"] = _parse_number("temperature", form["temperature"])
+            settings["temperature"] = _parse_number("temperature", form["temperature"], float)
         if "seed" in form:
-            form["seed"] = int(_parse_number("seed", form["seed"]))
+            form["seed"] = _parse_number("seed", form["seed"], int)
         with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "sound.wav"
             file.write_bytes(sound)
@@ -160,11 +160,12 @@ async def _read_form(request: Any, max_bytes: int) -> dict[str, Any]:
     }
 
 
-def _parse_number(name: str, text: str) -> float:
+def _parse_number(name: str, text: str, kind: Callable[[str], T]) -> T:
     try:
-        return float(text)
+        return kind(text)
     except ValueError:
-        raise InvalidRequest(f"{name}={text!r} is not a number; give one") from None
+        noun = "whole number" if kind is int else "number"
+        raise InvalidRequest(f"{name}={text!r} is not a {noun}; give one") from None
 
 
 def _encode_png(image: Any) -> bytes:

@@ -10,7 +10,7 @@ from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
-from mmspec.errors import check_number, format_value, parse_json, unknown_message
+from mmspec.errors import check_number, format_value, is_among, parse_json, unknown_message
 from mmspec.serving.chat import InvalidRequest
 from mmspec.serving.limits import MAX_WRITE_S, BodyRefused, read_body, within
 from mmspec.serving.ticket import MemoryExceeded, QueueFull
@@ -71,7 +71,7 @@ def check_names(
     if unknown := sorted(set(given) - set(known)):
         raise InvalidRequest(unknown_message(unknown, known, "this route"))
     for name, values in choices.items():
-        if name in given and given[name] not in values:
+        if name in given and not is_among(given[name], values):
             shown = " or ".join(map(repr, values))
             raise InvalidRequest(
                 f"{name}={format_value(given[name])} is not made here; give {shown}"

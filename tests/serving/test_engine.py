@@ -324,10 +324,8 @@ def test_recipes_that_cannot_join_are_refused_at_construction(recipe: str, messa
 def test_what_cannot_be_served_is_refused() -> None:
     with pytest.raises(ValueError, match="accelerate"):
         mmspec.Engine(toys.model("llama"))
-    with pytest.raises(
-        ValueError,
-        match=r"in its own generate\(\), which an engine cannot call; call fast.generate",
-    ):
+    whisper = r"in its own generate\(\), which an engine cannot call; call fast.generate"
+    with pytest.raises(ValueError, match=whisper):
         mmspec.Engine(accelerated("whisper", "plain"))
     fast = accelerated("llama", "plain")
     with pytest.raises(ValueError, match="max_rows=0"):
@@ -339,10 +337,12 @@ def test_what_cannot_be_served_is_refused() -> None:
         one = {**toys.inputs("llama"), "max_new_tokens": 3}
         with pytest.raises(ValueError, match="output_scores"):
             engine.submit({**one, "output_scores": True})
-        with pytest.raises(ValueError, match="timeout_s=0"):
-            engine.submit(one, timeout_s=0)
-        with pytest.raises(ValueError, match="max_new_tokens"):
-            engine.submit({**one, "max_new_tokens": 0})
+        for seconds in (0, True):
+            with pytest.raises(ValueError, match=f"timeout_s={seconds}"):
+                engine.submit(one, timeout_s=seconds)
+        for name, value in (("max_new_tokens", 0), ("seed", True), ("row_ids", [True])):
+            with pytest.raises(ValueError, match=name):
+                engine.submit({**one, name: value})
 
 
 @pytest.mark.parametrize(

@@ -42,7 +42,7 @@ def test_images_are_those_of_the_model() -> None:
         expected = loaded.call(loaded.accelerate("coupled"), request, 4).images
         for one, own in zip(pictures, expected, strict=True):
             assert ImageChops.difference(one.convert("RGB"), own.convert("RGB")).getbbox() is None
-        for wrong in ({"n": 99}, {"size": "1024x1024"}, {"response_format": "url"}):
+        for wrong in ({"n": 99}, {"n": True}, {"size": "1024x1024"}, {"response_format": "url"}):
             with pytest.raises(openai.BadRequestError, match=next(iter(wrong))):
                 server.client.images.generate(**{**given, **wrong})
         with pytest.raises(openai.NotFoundError):
@@ -106,6 +106,8 @@ def test_a_recording_is_transcribed() -> None:
         for wrong, message in (
             ({"file": b"no sound"}, "sound|audio|WAV"),
             ({"temperature": "hot"}, "hot"),
+            ({"temperature": "nan"}, "temperature=nan"),
+            *(({"extra_body": {"seed": one}}, f"seed='{one}'") for one in ("1.5", "nan", "true")),
             ({"response_format": "srt"}, "srt"),
         ):
             with pytest.raises(openai.BadRequestError, match=message):

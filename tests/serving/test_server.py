@@ -206,6 +206,12 @@ def test_many_clients_at_once_get_what_they_get_alone(server: Server) -> None:
         ({"n": 99}, "n=99"),
         ({"stop": ["a"] * 5}, "stop="),
         ({"presence_penalty": 0.5}, "presence_penalty=0.5"),
+        *(
+            ({name: False}, f"{name}=False")
+            for name in ("frequency_penalty", "n", "seed", "temperature", "top_p", "max_tokens")
+        ),
+        ({"extra_body": {"top_k": True}}, "top_k=True"),
+        ({"stream": True, "stream_options": {"include_usage": 1}}, "include_usage=1"),
         ({"extra_body": {"temprature": 1}}, "temperature"),
         ({"messages": [{"role": "tool", "content": "x"}]}, "messages\\[0\\].role"),
         ({"messages": []}, "messages"),

@@ -184,6 +184,7 @@ def test_a_client_that_goes_away_cancels_its_speech(
         {"response_format": "mp3"},
         {"stream_format": "chunks"},
         {"speed": 2},
+        {"speed": True},
         {"input": " "},
         {"instructions": "softly"},
         {"extra_body": {"seed": -1}},

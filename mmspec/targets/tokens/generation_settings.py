@@ -272,7 +272,7 @@ def _check_list(name: str, value: Any) -> Sequence[Any]:
 # checks of settings whose range is not checked elsewhere; None is always "not set"
 VALUE_CHECKS: Mapping[str, Callable[[str, Any], None]] = {
     **dict.fromkeys(("max_new_tokens", "max_length"), _whole),
-    **dict.fromkeys(("num_beams", "num_return_sequences"), _count),
+    **dict.fromkeys(("num_beams", "num_beam_groups", "num_return_sequences"), _count),
     **dict.fromkeys(("min_new_tokens", "min_length", "no_repeat_ngram_size"), _one_id),
     **dict.fromkeys(("forced_bos_token_id", "bos_token_id", "pad_token_id"), _one_id),
     **dict.fromkeys(("repetition_penalty", "encoder_repetition_penalty"), _positive),
