@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
+from contextlib import redirect_stdout
 from dataclasses import asdict
 
 import typer
@@ -104,7 +106,7 @@ def survey(modality: str | None, json: bool) -> None:
     """
     silence_libraries()
     found, is_wrong = [], False
-    with show_progress(json) as report:
+    with show_progress(json) as report, redirect_stdout(sys.stderr):  # some classes print
         for one in registry.surveys(modality):
             lines = []
             for line in one.survey():

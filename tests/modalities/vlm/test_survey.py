@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from mmspec import registry
 from mmspec.modalities.vlm import survey
+from tests.cli.running import run
 
 TABLE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
 
@@ -18,6 +22,7 @@ TABLE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
         ("T5ForConditionalGeneration", "chain only"),
         ("MllamaForConditionalGeneration", "accepted"),  # a picture, by cross-attention
         ("RwkvForCausalLM", "refused"),
+        ("JanusForConditionalGeneration", "refused"),  # its generate() is generate_images() here
         ("MoshiForCausalLM", "accepted"),  # a language model beside one of frames
         ("VibeVoiceAsrForConditionalGeneration", "chain only"),  # its padded rows get no positions
         pytest.param(  # it drops those it is given
@@ -36,6 +41,19 @@ def test_a_class_with_an_exact_chain_is_read_in_few_calls() -> None:
     line = survey.measure_class("FalconH1ForCausalLM", "CAUSAL_LM")
     assert (line.chain, line.ragged, line.seeded) == ("exact",) * 3
     assert (line.read, line.calls) == ("own steps", survey.MIN_CALLS)
+
+
+def test_what_classes_print_is_not_part_of_the_document(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def print_and_measure() -> Iterator[survey.Line]:
+        print("Warning: what the Reformer prints")  # noqa: T201
+        yield survey.Line("ReformerModelWithLMHead", "CAUSAL_LM", reason="as an example")
+
+    one = SimpleNamespace(survey=print_and_measure)
+    monkeypatch.setattr(registry, "surveys", lambda modality: [one])
+    (line,) = run(capsys, "doctor", "--all")
+    assert line["verdict"] == "not asked"
 
 
 @pytest.mark.slow
