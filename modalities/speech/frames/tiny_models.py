@@ -45,16 +45,25 @@ def musicgen(seed: int = 0, layers: int = 2) -> Any:
     """A MusicGen with a text encoder and an Encodec of three books."""
     made: Any = MusicgenConfig
     config = made(**_parts(MusicgenDecoderConfig, layers))
-    return _set_start_tokens(random_model(lambda: MusicgenForConditionalGeneration(config), seed))
+    model = random_model(lambda: MusicgenForConditionalGeneration(config), seed)
+    return _set_start_tokens(_fill_codebooks(model))
 
 
 def melody(seed: int = 0, layers: int = 2) -> Any:
     """A MusicGen Melody, with text and chroma as a prefix of the frames."""
     made: Any = MusicgenMelodyConfig
     config = made(**_parts(MusicgenMelodyDecoderConfig, layers), num_chroma=4, chroma_length=3)
-    return _set_start_tokens(
-        random_model(lambda: MusicgenMelodyForConditionalGeneration(config), seed)
-    )
+    model = random_model(lambda: MusicgenMelodyForConditionalGeneration(config), seed)
+    return _set_start_tokens(_fill_codebooks(model))
+
+
+def _fill_codebooks(model: Any) -> Any:
+    """Random codebooks in place of zeros, so that every code has a sound of its own."""
+    noise = torch.Generator().manual_seed(0)
+    for name, table in model.named_buffers():
+        if name.endswith(("codebook.embed", "codebook.embed_sum")):
+            table.normal_(0.0, 3.0, generator=noise)
+    return model
 
 
 def _set_start_tokens(model: Any) -> Any:
@@ -131,8 +140,8 @@ def csm(seed: int = 0, layers: int = 2) -> CsmForConditionalGeneration:
         depth_decoder_config={**depth, "num_codebooks": BOOKS, "vocab_size": CODES},
         codec_config=sound.to_dict(),
     )
-    model: CsmForConditionalGeneration = random_model(
-        lambda: CsmForConditionalGeneration(config), seed
+    model: CsmForConditionalGeneration = _fill_codebooks(
+        random_model(lambda: CsmForConditionalGeneration(config), seed)
     )
     return model
 
@@ -180,6 +189,8 @@ def dia_processor() -> Any:
         hidden_size=8,
     )
     codec = random_model(lambda: DacModel(config), 0)
+    with torch.no_grad():
+        codec.decoder.conv2.weight.mul_(100)  # codes differ by more than rounding
     return DiaProcessor(DiaFeatureExtractor(1, 1000, hop_length=4), DiaTokenizer(), codec)
 
 
