@@ -40,8 +40,9 @@ class DiaReader:
 
     Guidance is that of `DiaClassifierFreeGuidanceLogitsProcessor`: the conditional logits of the
     codes that guided logits rank highest. The temperature, which `generate()` applies between the
-    two, changes neither. Raises ValueError for a configuration whose special codes
-    or delays `generate()` would read otherwise.
+    two, changes neither. Where those codes are all special ones, code 0 is certain, as in greedy
+    `generate()`, whose sampling fails there. Raises ValueError for a configuration whose special
+    codes or delays `generate()` would read otherwise.
     """
 
     model: Any
@@ -103,13 +104,27 @@ class DiaReader:
         if model.config.model_type != "dia":
             raise ValueError(f"{type(model).__name__} cannot draft for Dia; give a smaller one")
         other = DiaReader(model)
-        mine, theirs = ((one.delays, one.end, one.padding) for one in (self, other))
-        if mine != theirs:
+        mine, theirs = self._codes(), other._codes()
+        differing = [name for name in mine if mine[name] != theirs[name]]
+        if differing:
+            shown = [
+                ", ".join(f"{name} {one[name]}" for name in differing) for one in (theirs, mine)
+            ]
             raise ValueError(
-                f"the draft model has delays, end and padding {theirs}, the target {mine}; give "
-                "one with the same codes"
+                f"the draft model has {shown[0]}, the target {shown[1]}; give one with the same "
+                "codes"
             )
         return other
+
+    def _codes(self) -> dict[str, Any]:
+        """What a draft model must have in common, by name."""
+        return {
+            "delays": self.delays,
+            "end": self.end,
+            "padding": (self.padding, self.config.pad_token_id),
+            "beginning": self.config.bos_token_id,
+            "text tokens": self.model.config.encoder_config.vocab_size,
+        }
 
     def begin(
         self, inputs: Mapping[str, Any], settings: FrameSettings
@@ -169,6 +184,8 @@ class DiaReader:
         scores = filter_ends(_no_ids(len(flat)), flat).view(logits.shape)
         is_end = scores[..., 0, :].argmax(-1) == self.end
         is_end |= steps == settings.max_frames - 1 - self.latest
+        is_left = scores.isfinite().any(-1) | ~logits.isfinite().any(-1)
+        scores[..., 0] = torch.where(is_left, scores[..., 0], 0.0)  # the argmax of no code
         since = steps - torch.where(is_end, torch.minimum(ends, steps), ends)
         codes = settings.sampling.distribution(scores.flatten(1, 2))
         split = type(codes)(codes.scores.view(logits.shape), codes.hard)

@@ -31,7 +31,7 @@ class MusicgenReader:
     Codes without a frame are fixed, see `forced_codes`. `encode` returns states (B, L, D) of texts,
     doubled if guided, and a mask if the decoder attends to them; no mask if they are a prefix of
     the frames (MusicGen Melody, which takes a melody as `input_features`). Raises ValueError for
-    stereo, whose books are interleaved.
+    stereo, whose books are interleaved, and for codes that would end sound.
     """
 
     model: Any
@@ -48,6 +48,14 @@ class MusicgenReader:
             raise ValueError(
                 f"{type(self.model).__name__} generates {channels} channels, whose books are "
                 "interleaved; only one channel is supported: use model.generate()"
+            )
+        ends = self.model.generation_config.eos_token_id
+        listed = [] if ends is None else ends if isinstance(ends, list) else [ends]
+        if any(end < self.size for end in listed):
+            raise ValueError(
+                f"eos_token_id={ends} of the generation configuration of "
+                f"{type(self.model).__name__} is a code of the books (below {self.size}), which "
+                "would end sound; set it to None"
             )
 
     @property

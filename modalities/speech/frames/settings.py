@@ -21,6 +21,12 @@ NEUTRAL = {
     **dict.fromkeys(("num_beams", "num_return_sequences", "repetition_penalty"), 1),
     **dict.fromkeys(("no_repeat_ngram_size", "min_length", "epsilon_cutoff", "eta_cutoff"), 0),
     **dict.fromkeys(("bad_words_ids", "suppress_tokens", "sequence_bias"), None),
+    **dict.fromkeys(("begin_suppress_tokens", "forced_bos_token_id", "forced_eos_token_id"), None),
+    **dict.fromkeys(("exponential_decay_length_penalty", "max_time", "stop_strings"), None),
+    **dict.fromkeys(("top_h", "watermarking_config", "penalty_alpha", "dola_layers"), None),
+    **dict.fromkeys(("prompt_lookup_num_tokens",), None),
+    **{"encoder_repetition_penalty": 1, "encoder_no_repeat_ngram_size": 0, "use_cache": True},
+    **dict.fromkeys(("token_healing", "is_assistant"), False),
 }
 
 
@@ -39,20 +45,32 @@ def parse_frame_settings(reader: Any, codec: Codec, given: Mapping[str, Any]) ->
     if given.get("do_sample") is not None:
         check_flag("do_sample", given["do_sample"])
         sampling = {"do_sample": given["do_sample"], **sampling}
-    own = config.guidance_scale
-    guidance = given.get("guidance")
-    if guidance is not None:
-        check_number("guidance", guidance, 1, example=3)
-        if depth is not None and guidance != 1:
-            raise ValueError(f"guidance={guidance}: {type(reader.model).__name__} has no guidance")
-    scale = own if guidance is None else guidance
     return FrameSettings(
         _sampling(reader.model, config, sampling, reader.min_temperature),
         _sampling(depth, depth.generation_config, sampling) if depth is not None else Sampling(),
         _max_new_tokens(reader, codec, config, given),
-        float(scale or 1),
+        _guidance(reader.model, config, given.get("guidance"), depth),
         _top_k(reader.model, config, given),
     )
+
+
+def _guidance(model: Any, config: GenerationConfig, given: Any, depth: Any) -> float:
+    """The scale of guidance as given, else of the configuration; 1 = none.
+
+    Raises ValueError below 1, where `generate()` fails, and for a model without guidance.
+    """
+    name, name_of_own = type(model).__name__, "guidance_scale of the generation configuration"
+    if given is not None:
+        check_number("guidance", given, 1, example=3)
+    elif config.guidance_scale is not None:
+        check_number(f"{name_of_own} of {name}", config.guidance_scale, 1, example=3)
+    scale = config.guidance_scale if given is None else given
+    if depth is not None:
+        if scale not in (None, 1):
+            source = name_of_own if given is None else "guidance"
+            raise ValueError(f"{source}={scale}: {name} has no guidance; give guidance=1")
+        _check_neutral(depth, depth.generation_config, {"guidance_scale": 1})
+    return float(1 if scale is None else scale)
 
 
 def _top_k(model: Any, config: GenerationConfig, given: Mapping[str, Any]) -> int:

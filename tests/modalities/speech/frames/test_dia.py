@@ -105,6 +105,21 @@ def test_greedy_steps_and_sound_are_those_of_generate(
         torch.testing.assert_close(waveform, other, atol=1e-5, rtol=0)
 
 
+@pytest.mark.parametrize(("recipe", "top_k"), covering(RECIPES, (1, 2), strength=1))
+def test_codes_that_guidance_leaves_none_of_are_those_of_generate(recipe: str, top_k: int) -> None:
+    """The top-k of some steps holds special codes alone: code 0, where sampling fails there."""
+    made = generate(0, request(), top_k=top_k)[:, 1:].tolist()
+    found = rows(tokens(fast(recipe, 0), request(), top_k=top_k, guidance=2.0))
+    assert [pad(row, len(made[0])) for row in found] == made
+    drawn = {"top_k": top_k, "do_sample": True, "temperature": 1.0}
+    with pytest.raises(RuntimeError, match="probability tensor"):
+        generate(0, request(), **drawn)
+    plain = rows(tokens(fast("frame-plain", 0), request(), **drawn))
+    if mmspec.recipes.get(recipe).verifier == mmspec.recipes.get("frame-plain").verifier:
+        assert rows(tokens(fast(recipe, 0), request(), **drawn)) == plain
+    assert all(tokens(fast(recipe, 0), request(), **drawn))
+
+
 def find_places_of_ends(seed: int, row: int, length: int) -> set[str]:
     """Where in the frames of a round speech ended, of its own accord or at the limit.
 

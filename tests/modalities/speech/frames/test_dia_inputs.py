@@ -106,7 +106,11 @@ def test_models_that_do_not_fit_are_refused() -> None:
         fast("frame-coupled", drafter=tiny_models.csm())
     other = tiny_models.dia(1)
     other.config.delay_pattern = [0, 2, 3]
-    with pytest.raises(ValueError, match=r"has delays, end and padding \(\(0, 2, 3\), 4, 5\)"):
+    with pytest.raises(ValueError, match=r"has delays \(0, 2, 3\), the target delays"):
+        fast("frame-coupled", drafter=other)
+    other.config.delay_pattern, other.config.decoder_config.bos_token_id = [0, 1, 2], 5
+    other.config.encoder_config.vocab_size = 200
+    with pytest.raises(ValueError, match="beginning 5, text tokens 200, the target beginning 6"):
         fast("frame-coupled", drafter=other)
     other.config.delay_pattern = [1, 2, 3]
     with pytest.raises(ValueError, match=r"delay_pattern=\[1, 2, 3\].* must be 0"):
@@ -118,6 +122,19 @@ def test_models_that_do_not_fit_are_refused() -> None:
     own.generation_config.min_new_tokens = 4
     with pytest.raises(ValueError, match="min_new_tokens=4"):
         mmspec.accelerate(own, processor=tiny_models.dia_processor()).synthesize(**REQUEST)
+
+
+@pytest.mark.parametrize("scale", [0, 0.5, -2.0, True])
+def test_a_configured_guidance_that_generate_refuses_is_refused(scale: Any) -> None:
+    own = tiny_models.dia(2)
+    own.generation_config.guidance_scale = scale
+    one = mmspec.accelerate(own, processor=tiny_models.dia_processor())
+    if scale is not True:  # which is 1 to transformers
+        with pytest.raises(ValueError, match="guidance scale"):
+            own.generate(**REQUEST, do_sample=False)
+    with pytest.raises(ValueError, match=r"guidance_scale of the generation .* of at least 1"):
+        one.synthesize(**REQUEST)
+    assert len(one.synthesize(**REQUEST, guidance=1).codes) == 2
 
 
 @pytest.fixture(scope="module")

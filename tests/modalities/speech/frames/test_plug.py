@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ import mmspec
 from mmspec.decode import BrokenLogits
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.modalities.speech.frames import tiny_models
+from mmspec.modalities.speech.frames.measures import TOLERANCE
 from mmspec.modalities.speech.frames.plug import make_reader
 from mmspec.modalities.speech.frames.settings import parse_frame_settings
 from mmspec.targets.frames.frames import FrameRequest, FrameTarget
@@ -62,6 +64,57 @@ def test_greedy_sound_is_that_of_generate(name: str, recipe: str) -> None:
     for one, other in zip(mine.waveforms, own, strict=True):
         assert len(one) > 0
         torch.testing.assert_close(one, other, atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("name", MAKERS)
+def test_every_code_of_tiny_models_has_a_sound_of_its_own(name: str) -> None:
+    """Else a comparison of sound could not fail."""
+    own = tiny_models.dia_processor() if name == "end" else None
+    codec = make_reader(model(name)).codec(own)
+    for book in range(tiny_models.BOOKS):
+        frames = torch.zeros(tiny_models.BOOKS, 6, dtype=torch.int64)
+        plain = codec.decode(frames)
+        for code in range(1, tiny_models.CODES):
+            frames[book] = code
+            assert (codec.decode(frames) - plain).abs().max() > 10 * TOLERANCE
+
+
+CONFIGURED: dict[str, Any] = {
+    **{"exponential_decay_length_penalty": (2, 3.0), "encoder_repetition_penalty": 3.0},
+    **{"max_time": 1e-9, "top_h": 0.1, "forced_bos_token_id": 1, "forced_eos_token_id": 1},
+    **{"begin_suppress_tokens": [3], "encoder_no_repeat_ngram_size": 1, "stop_strings": ["a"]},
+    **{"watermarking_config": {"bias": 5.0}, "prompt_lookup_num_tokens": 2, "use_cache": False},
+    **{"token_healing": True, "dola_layers": "high", "is_assistant": True, "penalty_alpha": 0.6},
+}
+
+
+@pytest.mark.parametrize("name", tiny_models.MODELS)
+def test_fields_of_a_configuration_that_would_be_ignored_are_refused(name: str) -> None:
+    own = MAKERS[name](0, 2)
+    processor = tiny_models.dia_processor() if name == "end" else None
+    session = mmspec.accelerate(own, "frame-plain", processor=processor).session
+    given = {**tiny_models.tiny_request(name), "seed": None}
+    session.prepare_arguments(given)
+    usual = own.generation_config
+    for field, value in CONFIGURED.items():
+        own.generation_config = deepcopy(usual)
+        setattr(own.generation_config, field, value)
+        with pytest.raises(ValueError, match=f"{field}=.* is not supported for frames"):
+            session.prepare_arguments(given)
+    for scale in (0, 0.5, -1.0, *([3.0] if name == "depth" else [])):
+        own.generation_config = deepcopy(usual)
+        own.generation_config.guidance_scale = scale
+        with pytest.raises(ValueError, match=r"guidance_scale of the .*(at least 1|no guidance)"):
+            session.prepare_arguments(given)
+
+
+def test_a_configured_end_that_is_a_code_is_refused() -> None:
+    own = MAKERS["delay"](0, 2)
+    own.generation_config.eos_token_id = [tiny_models.CODES]
+    assert make_reader(own)
+    own.generation_config.eos_token_id = [tiny_models.CODES, 3]
+    with pytest.raises(ValueError, match=r"eos_token_id=\[4, 3\] .* is a code of the books"):
+        make_reader(own)
 
 
 @pytest.mark.parametrize("size", exhaustive((2, 3, 5), (2, 5)))  # repeated or cut to three
