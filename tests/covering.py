@@ -11,22 +11,27 @@ import pytest
 
 Case = tuple[int, ...]  # places on the axes
 Value = tuple[int, int]  # an axis, a place on it
+_MARKS = (pytest.mark.exhaustive, pytest.mark.slow)
 
 
-def covering(*axes: Sequence[Any], strength: int = 2) -> list[Any]:
+def covering(*axes: Iterable[Any], strength: int = 2, by_default: bool = True) -> list[Any]:
     """All cases of a cross, for `pytest.mark.parametrize`.
 
     Enough of them run by default that every `strength` values of different axes meet in one of
     them (all pairs, unless said otherwise; 1 = each value once), the others under `-m exhaustive`.
-    Which ones depends on the order of the axes alone.
+    Which ones depends on the order of the axes alone. Without `by_default` a cross is for
+    `-m exhaustive`, and its others for `-m slow`: the test itself then has neither mark.
     """
-    chosen = _choose_cases([len(axis) for axis in axes], strength)
+    crossed = [[*axis] for axis in axes]
+    chosen = _choose_cases([len(axis) for axis in crossed], strength)
+    kept: Any = () if by_default else _MARKS[0]
+    left = _MARKS[0] if by_default else _MARKS[1]
     return [
         pytest.param(
-            *(axis[place] for axis, place in zip(axes, case, strict=True)),
-            marks=() if case in chosen else pytest.mark.exhaustive,
+            *(axis[place] for axis, place in zip(crossed, case, strict=True)),
+            marks=kept if case in chosen else left,
         )
-        for case in product(*(range(len(axis)) for axis in axes))
+        for case in product(*(range(len(axis)) for axis in crossed))
     ]
 
 

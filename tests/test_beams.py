@@ -22,7 +22,7 @@ from mmspec.modalities.common.tiny_models import tiny_llama
 from mmspec.targets.branches import BeamDraft
 from mmspec.verifiers.beams import BeamVerdict, BeamVerifier, StrictBeams
 from tests import toys
-from tests.covering import exhaustive
+from tests.covering import covering, exhaustive
 from tests.partners import noisy
 
 ROOM = 10
@@ -83,10 +83,10 @@ def test_drafted_beams_are_those_of_generate(family: str, batch: str, name: str)
     assert out.stats.tokens_per_target_call > 1.3
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("name", SETTINGS)
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(
+    ("family", "batch", "name"),
+    covering(FAMILIES, tuple(BATCHES), tuple(SETTINGS), by_default=False),
+)
 def test_every_setting_is_that_of_generate(family: str, batch: str, name: str) -> None:
     check(family, batch, name)
     check(family, batch, name, "plain")

@@ -24,3 +24,13 @@ def test_all_meet_by_default(sizes: tuple[int, ...], strength: int) -> None:
         assert len(chosen) < len(cases)
     if some == 1:
         assert len(chosen) == max(sizes)
+
+
+def test_of_a_cross_outside_the_default_run_the_cover_is_exhaustive_and_the_rest_slow() -> None:
+    axes = ("ab", "cd", "ef")
+    usual, rare = covering(*axes), covering(*axes, by_default=False)
+    marks = {0: "exhaustive", 1: "slow"}
+    for one, other in zip(usual, rare, strict=True):
+        (mark,) = other.marks
+        assert other.values == one.values
+        assert mark.name == marks[len(one.marks)]

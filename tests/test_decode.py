@@ -190,9 +190,12 @@ def test_a_target_that_fails_loses_no_verified_token(name: str, error: BaseExcep
     assert heard.ended
 
 
-@pytest.mark.parametrize("value", [float("nan"), -float("inf"), float("inf")])
-@pytest.mark.parametrize("calls", [0, 1, 3])
-@pytest.mark.parametrize("name", ["plain", "coupled"])
+@pytest.mark.parametrize(
+    ("value", "calls", "name"),
+    covering(
+        [float("nan"), -float("inf"), float("inf")], [0, 1, 3], ["plain", "coupled"], strength=1
+    ),
+)
 def test_broken_logits_name_their_round_and_lose_nothing(
     name: str, calls: int, value: float
 ) -> None:

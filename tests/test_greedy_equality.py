@@ -243,7 +243,9 @@ def test_trees_of_a_recurrent_draft_model_are_refused() -> None:
         mmspec.accelerate(model, "coupled", drafter=drafter, tree=WIDE)
 
 
-@pytest.mark.parametrize(("family", "corruption", "batch"), covering(HYBRID, (0.3, 1.0), (1, 2)))
+@pytest.mark.parametrize(
+    ("family", "corruption", "batch"), covering(HYBRID, (0.3, 1.0), (1, 2), strength=1)
+)
 def test_recurrent_models_replay_what_is_pending(
     family: str, corruption: float, batch: int
 ) -> None:
@@ -353,7 +355,7 @@ FORKS: list[dict[str, Any]] = [{"length": 4}, {"tree": WIDE}, {"tree": "dynamic"
 
 
 @pytest.mark.parametrize(
-    ("settings", "batch", "shape"), covering(PROCESSORS, tuple(BATCHES), FORKS), ids=str
+    ("settings", "batch", "shape"), covering(PROCESSORS, tuple(BATCHES), FORKS, strength=1), ids=str
 )
 def test_processors_that_look_at_the_tokens_before(
     settings: dict[str, Any], batch: str, shape: dict[str, Any]

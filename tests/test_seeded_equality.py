@@ -99,7 +99,9 @@ def test_every_coupled_recipe_with_fifty_seeds(name: str, family: str, batch: st
 
 @pytest.mark.parametrize(
     ("family", "shape", "batch"),
-    covering(("llava", "qwen2_5_vl", "qwen3_vl", "gemma3"), tuple(SHAPES), tuple(BATCHES)),
+    covering(
+        ("llava", "qwen2_5_vl", "qwen3_vl", "gemma3"), tuple(SHAPES), tuple(BATCHES), strength=1
+    ),
 )
 def test_shapes_on_vision_models(family: str, shape: str, batch: str) -> None:
     model, drafter = pair(family)
@@ -111,8 +113,9 @@ def test_shapes_on_vision_models(family: str, shape: str, batch: str) -> None:
     assert fast.last_stats.num_accepted_draft_tokens > 0
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("family", ["qwen3_5", "lfm2", "lfm2_vl"])
+@pytest.mark.parametrize(
+    ("batch", "family"), covering(BATCHES, ["qwen3_5", "lfm2", "lfm2_vl"], strength=1)
+)
 def test_chains_on_recurrent_models(family: str, batch: str) -> None:
     model, drafter = pair(family)
     fast = mmspec.accelerate(model, "coupled", drafter=drafter, length=3)

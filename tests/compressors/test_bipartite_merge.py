@@ -12,6 +12,7 @@ import mmspec
 from mmspec.compressors.bipartite_merge import BipartiteMerge
 from mmspec.targets.memory import build_block
 from tests import toys
+from tests.covering import covering
 from tests.partners import noisy
 from tests.toys import readers
 
@@ -66,8 +67,12 @@ def test_sizes_of_one_leave_everything_as_it_is() -> None:
     assert torch.equal(*logits)
 
 
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "gemma3", "paligemma"])
-@pytest.mark.parametrize("sees", ["pixels", "target-features"])
+@pytest.mark.parametrize(
+    ("family", "sees"),
+    covering(
+        ["llava", "qwen2_5_vl", "gemma3", "paligemma"], ["pixels", "target-features"], strength=1
+    ),
+)
 def test_the_targets_output_is_its_own(family: str, sees: str) -> None:
     model, drafter = toys.model(family), noisy(family)
     request = toys.inputs(family, batch=2, ragged=True)

@@ -34,6 +34,7 @@ from mmspec.modalities.common.tiny_models import tiny_llama
 from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.trees import NodePrefix
+from tests.covering import covering
 from tests.toys.tokenizers import byte_tokenizer
 
 llguidance = pytest.importorskip("llguidance")
@@ -149,9 +150,13 @@ def expected(how: str) -> Tensor:
     return found
 
 
-@pytest.mark.parametrize("how", ["greedy", "sampled"])
 @pytest.mark.parametrize(
-    "recipe", ["coupled", "dynamic-tree", "recursive-rejection", "prompt-lookup"]
+    ("how", "recipe"),
+    covering(
+        ["greedy", "sampled"],
+        ["coupled", "dynamic-tree", "recursive-rejection", "prompt-lookup"],
+        strength=1,
+    ),
 )
 def test_outputs_are_those_of_constrained_decoding(recipe: str, how: str) -> None:
     settings = GREEDY if how == "greedy" else SAMPLED

@@ -16,7 +16,8 @@ ROOM = 30
 
 
 @pytest.mark.parametrize(
-    ("corruption", "tree", "padding"), covering((0.0, 0.3, 1.0), TREES, ((0, 3, 5), (0,)))
+    ("corruption", "tree", "padding"),
+    covering((0.0, 0.3, 1.0), TREES, ((0, 3, 5), (0,)), strength=1),
 )
 def test_greedy_decoding_is_unchanged(
     padding: tuple[int, ...], tree: Tree, corruption: float
@@ -77,8 +78,7 @@ def test_siblings_differ_and_the_right_one_is_there_once() -> None:
         assert len(set(tokens[start : start + 3])) == 3
 
 
-@pytest.mark.parametrize("tree", TREES, ids=lambda tree: f"{tree.nodes} nodes")
-@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("tree", "sampled"), covering(TREES, [False, True], strength=1), ids=str)
 def test_random_drafts_change_nothing(tree: Tree, sampled: bool) -> None:
     model, prompt = tiny(), inputs((0, 3, 5))
     plain, _ = drive(model, RandomDrafter(tree=0), prompt, ROOM, do_sample=sampled)

@@ -11,6 +11,7 @@ from torch import nn
 
 import mmspec
 from tests import toys
+from tests.covering import covering
 from tests.modalities.drawing import sized
 from tests.toys import image_models, mar
 from tests.toys.pipelines import build_request, pipeline
@@ -37,8 +38,9 @@ def find_drawn_cells(picture: Any, cells: tuple[int, int]) -> Any:  # (H, W) boo
     return np.abs(tiles - GREY).max((1, 3, 4)) > 1
 
 
-@pytest.mark.parametrize("recipe", ["sjd", "zipar"])
-@pytest.mark.parametrize("family", image_models.PAINTERS)
+@pytest.mark.parametrize(
+    ("recipe", "family"), covering(["sjd", "zipar"], image_models.PAINTERS, strength=1)
+)
 def test_a_round_shows_the_cells_that_are_drawn(family: str, recipe: str) -> None:
     fast = mmspec.accelerate(image_models.PAINTERS[family](), recipe)
     request = {**image_models.request(family, 2), **sized(family), "guidance": 2.0, "seed": 4}

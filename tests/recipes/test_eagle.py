@@ -52,7 +52,8 @@ def test_the_joint_distribution_of_four_tokens_is_the_targets(recipe: str) -> No
 @pytest.mark.exhaustive
 @pytest.mark.parametrize("recipe", ["eagle", "eagle-2"])
 def test_the_joint_distribution_on_many_sequences(recipe: str) -> None:
-    assert abs(z_score(recipe, 150_000, first=10_000_000)) < 3
+    """z grows with the rows: a mistake of a tenth of the control's is still seen."""
+    assert abs(z_score(recipe, 30_000, first=10_000_000)) < 3
 
 
 def test_a_correction_from_the_target_distribution_is_seen() -> None:

@@ -67,7 +67,9 @@ SURE = (2.0, 0.5, 0.0)  # all masked, some, none
 
 
 @pytest.mark.parametrize("seed", exhaustive((0, 1), (1,)))
-@pytest.mark.parametrize(("weight", "sure", "labels"), covering((0.3, 0.8, 1.0), SURE, LABELS))
+@pytest.mark.parametrize(
+    ("weight", "sure", "labels"), covering((0.3, 0.8, 1.0), SURE, LABELS, strength=1)
+)
 def test_it_writes_what_joint_greedy_decoding_writes(
     weight: float, sure: float, labels: int, seed: int
 ) -> None:

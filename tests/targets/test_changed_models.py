@@ -12,6 +12,7 @@ from torch import nn
 
 import mmspec
 from tests import toys
+from tests.covering import covering
 from tests.partners import noisy
 from tests.toys import readers
 
@@ -80,8 +81,14 @@ def test_another_window_is_seen(family: str, size: int | None) -> None:
     assert torch.equal(fast.generate(**request, **GREEDY).sequences, expected)
 
 
-@pytest.mark.parametrize("change", [adapt_a_layer, adapt_the_head, grow, replace_the_decoder])
-@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    ("change", "family"),
+    covering(
+        [adapt_a_layer, adapt_the_head, grow, replace_the_decoder],
+        ["llama", "llava", "qwen2_5_vl"],
+        strength=1,
+    ),
+)
 def test_the_answer_is_that_of_the_model_as_it_is(
     family: str, change: Callable[[Any], None]
 ) -> None:

@@ -15,6 +15,7 @@ from mmspec.models.loading import random_model
 from mmspec.targets.cache import last_position_of
 from mmspec.trees import Tree
 from tests import toys
+from tests.covering import covering
 from tests.toys.texts import prompts, text
 
 ROOM, PROMPT = 12, 13  # of `prompts`
@@ -49,9 +50,9 @@ def check(model: Any, request: dict[str, Tensor], shape: Any, corruption: float 
     assert out.stats.fallback is None
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("shape", [5, WIDE], ids=["chain", "tree"])
-@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize(
+    ("batch", "shape", "name"), covering([1, 3], [5, WIDE], TABLES, strength=1), ids=str
+)
 def test_a_request_may_use_a_table_up_to_its_last_row(name: str, shape: Any, batch: int) -> None:
     """Rows that are done, or nearly, read on beside those that have room."""
     model = text(name, **{TABLES[name]: FULL})

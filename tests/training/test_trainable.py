@@ -19,6 +19,7 @@ from mmspec.training.fitting import CosineDecay, ScheduledOptimizer
 from mmspec.training.head_trainer import HeadTrainer, ShuffledBatches, TrainingSettings
 from mmspec.training.heads import TrainingExample
 from tests import toys
+from tests.covering import covering
 from tests.drafters.heads import greedy_example
 from tests.toys.readers import backbone
 
@@ -70,8 +71,10 @@ def test_every_recipe_with_a_declaration_learns(recipe: str) -> None:
     assert torch.equal(out.sequences[:, given["input_ids"].shape[1] :], said("llava").tokens)
 
 
-@pytest.mark.parametrize("recipe", ["eagle-2", "eagle-3"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize(
+    ("recipe", "dtype"),
+    covering(["eagle-2", "eagle-3"], [torch.bfloat16, torch.float16], strength=1),
+)
 def test_targets_of_half_precision(recipe: str, dtype: torch.dtype) -> None:
     """Weights of the head stay float32, its arithmetic is the target's; so do averages."""
     trainer = untrained(recipe, toys.model("llava").to(dtype), ema=0.5)

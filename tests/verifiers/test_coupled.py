@@ -78,7 +78,9 @@ def propose(
     return Draft.from_tree(tree, drawn, kind, distribution_), Scores(scores, position)
 
 
-@pytest.mark.parametrize(("kind", "tree", "hard"), covering(list(Kind), TREES, (False, True)))
+@pytest.mark.parametrize(
+    ("kind", "tree", "hard"), covering(list(Kind), TREES, (False, True), strength=1)
+)
 def test_any_draft_yields_the_tokens_of_plain_decoding(kind: Kind, tree: Tree, hard: bool) -> None:
     toy, noise = Toy(hard), KeyedNoise.from_seed(11, BATCH, CPU)
     expected = plain(toy, noise)

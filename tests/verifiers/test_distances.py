@@ -29,6 +29,7 @@ from mmspec.verifiers.lenience import Lenience
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.unchecked import Unchecked
 from tests import toys
+from tests.covering import covering
 from tests.partners import noisy
 from tests.verifiers.random_distributions import distributions
 
@@ -167,8 +168,15 @@ class RecordingVerifier(Verifier):
         return verdict
 
 
-@pytest.mark.parametrize("kind", [Kind.IID, Kind.WOR, Kind.DET])
-@pytest.mark.parametrize("rule", [Lenience(0.7), Annealed(2.0), Annealed(1.4, nu=0)], ids=repr)
+@pytest.mark.parametrize(
+    ("kind", "rule"),
+    covering(
+        [Kind.IID, Kind.WOR, Kind.DET],
+        [Lenience(0.7), Annealed(2.0), Annealed(1.4, nu=0)],
+        strength=1,
+    ),
+    ids=repr,
+)
 def test_a_walk_measures_what_its_output_is_off_by(rule: Lenience | Annealed, kind: Kind) -> None:
     """With one proposal it is the distance itself, with siblings a bound of it."""
     for p, q in zip(*distributions(4, 5, seed=8), strict=True):

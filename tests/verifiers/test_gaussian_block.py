@@ -18,6 +18,7 @@ from mmspec.verifiers import gaussian_block
 from mmspec.verifiers.gaussian_block import GaussianBlock
 from mmspec.verifiers.gaussian_steps import GaussianSteps, line_excess, residual
 from mmspec.verifiers.reflection import Reflection
+from tests.covering import covering
 from tests.verifiers.gaussian_rounds import (
     BENT,
     Case,
@@ -46,8 +47,10 @@ def constant(r: float, depth: int) -> Case:
     return replace(apart(r, 1), tree=Tree.chain(depth), kind=Kind.IID)
 
 
-@pytest.mark.parametrize("case", [FRESH, replace(FRESH, d=2), TURNED, constant(1.5, 2)])
-@pytest.mark.parametrize("ragged", [False, True])
+@pytest.mark.parametrize(
+    ("case", "ragged"),
+    covering([FRESH, replace(FRESH, d=2), TURNED, constant(1.5, 2)], [False, True], strength=1),
+)
 def test_chains_of_two_are_exact_jointly(case: Case, ragged: bool) -> None:
     check_joint(play(GaussianBlock(), replace(case, ragged=ragged), 60_000))
 

@@ -145,8 +145,8 @@ def test_a_token_drawn_anew_after_a_miss_is_biased_by_what_was_missed() -> None:
 
 
 def test_many_rounds_come_out_as_often_as_the_formula_predicts() -> None:
-    """5e4 draws, 4 sigma: a false alarm in one of 5,000 runs for three cells."""
-    count = 50_000
+    """2e4 draws, 4 sigma: a false alarm in one of 5,000 runs for three cells."""
+    count = 20_000
     scores = Scores(
         Categorical.from_probs(P.expand(count, 2, 3)), torch.zeros(count, 2, dtype=torch.int64)
     )

@@ -33,6 +33,7 @@ from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.typical import Typical
+from tests.covering import covering
 from tests.verifiers.random_distributions import book, by_prefix, distributions, near
 
 KINDS = [Kind.IID, Kind.WOR, Kind.DET]
@@ -62,8 +63,11 @@ NEUTRAL: list[Rule | RuleSchedule] = [
 ]
 
 
-@pytest.mark.parametrize("tree", [Tree.chain(3), Tree.branching([2, 1])], ids=str)
-@pytest.mark.parametrize("rule", NEUTRAL, ids=repr)
+@pytest.mark.parametrize(
+    ("tree", "rule"),
+    covering([Tree.chain(3), Tree.branching([2, 1])], NEUTRAL, strength=1),
+    ids=str,
+)
 def test_where_nothing_is_allowed_the_target_s_distribution_comes_out(
     rule: Rule | RuleSchedule, tree: Tree
 ) -> None:

@@ -14,6 +14,7 @@ from mmspec.verifiers.distances import measure
 from mmspec.verifiers.enumeration import ancestral_joint, enumerate_emitted, enumerate_joint
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.walk import rule_at_depth
+from tests.covering import covering
 from tests.verifiers.parts import RULES
 from tests.verifiers.tolerance import Tolerance
 
@@ -43,8 +44,7 @@ def test_acceptances_are_probabilities_and_corrections_distributions(
     assert_close(left.probs.sum(-1), torch.ones(2, 3).double())
 
 
-@pytest.mark.parametrize("hard", [False, True], ids=["sampled", "greedy"])
-@pytest.mark.parametrize("rule", LISTED, ids=repr)
+@pytest.mark.parametrize(("hard", "rule"), covering([False, True], LISTED, strength=1), ids=str)
 def test_one_step_does_what_enumeration_finds(rule: Rule | RuleSchedule, hard: bool) -> None:
     single = rule_at_depth(rule, 0, 1)
     for p, q in zip(*distributions(6), strict=True):

@@ -17,6 +17,7 @@ from mmspec.verifiers import sequence
 from mmspec.verifiers.gaussian_steps import GaussianSteps, line_excess, residual
 from mmspec.verifiers.reflection import Reflection
 from mmspec.verifiers.sequence import Sequence, StateSiblings, sibling_acceptance
+from tests.covering import covering
 from tests.verifiers.gaussian_rounds import (
     BENT,
     apart,
@@ -71,8 +72,7 @@ def test_one_sibling_decides_as_reflection_does() -> None:
 TREES = [Tree.branching([2, 2]), Tree((-1, -1, -1, 0, 1, 1)), Tree.chain(2)]
 
 
-@pytest.mark.parametrize("d", [1, 2])
-@pytest.mark.parametrize("tree", TREES, ids=lambda tree: str(tree.parents))
+@pytest.mark.parametrize(("d", "tree"), covering([1, 2], TREES, strength=1), ids=str)
 def test_trees_are_exact_jointly(tree: Tree, d: int) -> None:
     check_joint(play(Sequence(), replace(BENT, tree=tree, d=d, kind=Kind.IID), 40_000))
 

@@ -16,6 +16,7 @@ from mmspec.draft import Draft, Kind, Scores, Verdict
 from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.visual_relevance import VisualRelevance
 from tests import toys
+from tests.covering import covering
 from tests.partners import partner
 
 CPU = torch.device("cpu")
@@ -108,9 +109,12 @@ def family(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.mark.parametrize(
-    "settings", [{}, {"temperature": 1.0, "seed": 3}], ids=["greedy", "seeded"]
+    ("settings", "exact"),
+    covering(
+        [{}, {"temperature": 1.0, "seed": 3}], [{"shift": 0}, {"relevance": -1.0}], strength=1
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("exact", [{"shift": 0}, {"relevance": -1.0}], ids=["unmoved", "relevant"])
 def test_without_slack_it_is_plain_decoding(
     family: str, exact: dict[str, Any], settings: dict[str, Any]
 ) -> None:

@@ -17,14 +17,18 @@ from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.gaussian_block import GaussianBlock
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 from tests.chains import mixture, vp_grid
+from tests.covering import covering
 from tests.drafters.denoising.toy_chains import Steep, denoiser, distance, plain, run, surprise
 
 FREEZES = [Clean(), Increment()]
 STEEP = Steep(GaussianKernel.ancestral(*vp_grid(12)))
 
 
-@pytest.mark.parametrize("verifier", [Coupled(), ToleranceWindow(0.0)], ids=repr)
-@pytest.mark.parametrize("freeze", FREEZES, ids=repr)
+@pytest.mark.parametrize(
+    ("verifier", "freeze"),
+    covering([Coupled(), ToleranceWindow(0.0)], FREEZES, strength=1),
+    ids=repr,
+)
 def test_without_tolerance_it_is_the_sequential_chain(freeze: Freeze, verifier: Any) -> None:
     network = denoiser(20)
     for window in (2, 7, 20):

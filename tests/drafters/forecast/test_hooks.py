@@ -20,6 +20,7 @@ from mmspec.drafters.forecast.hooks import Extrapolation, Forecasting
 from mmspec.targets.continuous.forecast_schedule import DecayingThreshold
 from mmspec.verifiers.forecast_gate import ForecastGate, fixed_cadence
 from mmspec.verifiers.reflection import Reflection
+from tests.covering import covering
 from tests.drafters.forecast.networks import PIPELINES, STEPS, dit, draw, flux
 
 NOTHING = DecayingThreshold(base=-1.0, decay=1.0, floor=-1.0, least=0, warm_up=1)
@@ -52,13 +53,15 @@ def _draw_image(pipe: Any, how: Forecasting, **extra: Any) -> tuple[Tensor, Atta
         return draw(pipe, **extra), attachment
 
 
-@pytest.mark.parametrize("name", PIPELINES)
-@pytest.mark.parametrize(("per_sample", "lite"), [(False, False), (True, False), (True, True)])
+@pytest.mark.parametrize(
+    ("name", "how"),
+    covering(PIPELINES, ((False, False), (True, False), (True, True)), strength=1),
+)
 def test_where_nothing_passes_the_pictures_are_the_networks_own(
-    name: str, per_sample: bool, lite: bool
+    name: str, how: tuple[bool, bool]
 ) -> None:
     """A negative threshold, every forecast checked and rolled back: bit for bit."""
-    pipe = PIPELINES[name]()
+    pipe, (per_sample, lite) = PIPELINES[name](), how
     plain = draw(pipe)
     found, attachment = _draw_image(
         pipe,

@@ -6,11 +6,12 @@ import pytest
 import torch
 
 from mmspec.drafters.lookup.automaton import Automaton
+from tests.covering import covering
 
 
-@pytest.mark.parametrize("symbols", [2, 3, 6])
-@pytest.mark.parametrize("ignore", [(), (0,)])
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize(
+    ("symbols", "ignore", "seed"), covering([2, 3, 6], [(), (0,)], range(4), strength=1)
+)
 def test_it_finds_the_longest_repeated_suffix(
     symbols: int, ignore: tuple[int, ...], seed: int
 ) -> None:

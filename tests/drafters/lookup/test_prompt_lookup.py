@@ -10,6 +10,7 @@ import pytest
 from mmspec.draft import Kind
 from mmspec.drafters.lengths.length import Entropy
 from mmspec.drafters.lookup.prompt_lookup import PromptLookup
+from tests.covering import covering
 from tests.drafters.driving import context, count_accepted, drive, greedy, inputs, tiny
 
 
@@ -67,8 +68,11 @@ def test_ignored_ids_are_neither_matched_nor_proposed() -> None:
     assert drafter.propose(now, drafter.begin(now)).nodes == 0
 
 
-@pytest.mark.parametrize("padding", [(0,), (0, 3, 5)])
-@pytest.mark.parametrize("length", [5, "auto", Entropy(max_length=4)], ids=repr)
+@pytest.mark.parametrize(
+    ("padding", "length"),
+    covering([(0,), (0, 3, 5)], [5, "auto", Entropy(max_length=4)], strength=1),
+    ids=repr,
+)
 def test_greedy_decoding_is_unchanged_and_shorter(padding: tuple[int, ...], length: Any) -> None:
     model, prompt = tiny(), inputs(padding)
     text, rounds = drive(model, PromptLookup(length), prompt, room=40)

@@ -19,6 +19,7 @@ from mmspec.training.action_slots import ACTION_SLOTS_TRAINING, new_slots, slots
 from mmspec.training.heads import TrainingExample
 from mmspec.training.trainable import train_head
 from mmspec.trees import Tree
+from tests.covering import covering
 from tests.toys import prismatic as toys
 from tests.toys.prismatic import BOS, SIDE, WORDS
 
@@ -65,9 +66,15 @@ def trained() -> ActionSlots:
     return head
 
 
-@pytest.mark.parametrize("shape", [{}, {"length": 2}, {"tree": Tree.branching([2, 2, 1])}])
-@pytest.mark.parametrize("batch", PADS)
-@pytest.mark.parametrize("kind", ["random", "trained"])
+@pytest.mark.parametrize(
+    ("shape", "batch", "kind"),
+    covering(
+        [{}, {"length": 2}, {"tree": Tree.branching([2, 2, 1])}],
+        PADS,
+        ["random", "trained"],
+        strength=1,
+    ),
+)
 def test_tokens_are_those_of_the_policy(kind: str, batch: str, shape: dict[str, Any]) -> None:
     given, expected = request(batch)
     head = slots() if kind == "random" else trained()

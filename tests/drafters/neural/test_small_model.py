@@ -10,7 +10,7 @@ import torch
 
 import mmspec
 from tests import toys
-from tests.covering import exhaustive
+from tests.covering import covering, exhaustive
 
 ROOM, LENGTH = 14, 4
 FEWEST = 3  # calls: one token comes with the prefill, then five per call
@@ -53,8 +53,10 @@ def test_a_batch_of_copies_needs_no_more() -> None:
     assert out.stats.target_calls == FEWEST
 
 
-@pytest.mark.parametrize("sees", ["nothing", "placeholders"])
-@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl", "gemma3"])
+@pytest.mark.parametrize(
+    ("sees", "family"),
+    covering(["nothing", "placeholders"], ["llava", "qwen2_5_vl", "gemma3"], strength=1),
+)
 def test_a_blind_drafter_is_not_moved_by_the_picture(family: str, sees: str) -> None:
     model, drafter, request = (
         toys.model(family, layers=2),

@@ -30,6 +30,7 @@ from mmspec.verifiers.coupled import Coupled
 from mmspec.verifiers.local_islands import LocalIslands
 from mmspec.verifiers.neighbourhood_threshold import NeighbourhoodThreshold
 from mmspec.verifiers.recursive import Recursive
+from tests.covering import covering
 from tests.drafters.tables import CPU, TableTarget, sample, z_score
 
 SIZE, RATIO, ROWS = 3, 2, 2000
@@ -266,10 +267,15 @@ GRIDS = [Grid(4, 2, (0, SIZE)), Grid(2, 6, (0, SIZE)), RULED]
 NAMES = ["tall", "wide", "ruled"]
 
 
-@pytest.mark.parametrize("grid", GRIDS, ids=NAMES)
-@pytest.mark.parametrize(("tau", "reach"), [(0.15, 0), (0.15, 1), (0.3, 0), (0.1, math.inf)])
-def test_the_mended_picture_is_that_of_the_reference(grid: Grid, tau: float, reach: float) -> None:
-    target = table(grid)
+@pytest.mark.parametrize(
+    ("grid", "limits"),
+    covering(GRIDS, ((0.15, 0), (0.15, 1), (0.3, 0), (0.1, math.inf)), strength=1),
+    ids=str,
+)
+def test_the_mended_picture_is_that_of_the_reference(
+    grid: Grid, limits: tuple[float, float]
+) -> None:
+    target, (tau, reach) = table(grid), limits
     verifier, rows = LocalIslands(Likely(tau), reach), 24
     tokens, rounds = sample(target, drafter(grid), verifier, rows, seed=7)
     noise = KeyedNoise.from_seed(7, rows, CPU)

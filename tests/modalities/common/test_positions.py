@@ -9,6 +9,7 @@ import torch
 
 import mmspec
 from tests import toys
+from tests.covering import covering
 from tests.partners import noisy
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -19,8 +20,13 @@ def spread(request: dict[str, torch.Tensor]) -> torch.Tensor:  # -> (B, L)
     return 2 * (request["attention_mask"].cumsum(-1) - 1).clamp_min(0)
 
 
-@pytest.mark.parametrize("batch", [{}, {"batch": 2, "ragged": True}], ids=["one", "ragged"])
-@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl", "qwen3_vl"])
+@pytest.mark.parametrize(
+    ("batch", "family"),
+    covering(
+        [{}, {"batch": 2, "ragged": True}], ["llama", "llava", "qwen2_5_vl", "qwen3_vl"], strength=1
+    ),
+    ids=str,
+)
 def test_places_that_are_given_are_kept(family: str, batch: dict[str, Any]) -> None:
     model = toys.model(family)
     request = toys.inputs(family, **batch)

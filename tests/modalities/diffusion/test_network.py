@@ -66,8 +66,9 @@ def test_plain_sampling_is_the_pipelines_own(name: str, more: dict[str, Any]) ->
     assert fast.last_stats.target_calls == STEPS
 
 
-@pytest.mark.parametrize("name", ["ddpm", "sd", "flux"])
-@pytest.mark.parametrize("recipe", [COPIES, FROZEN], ids=["copies", "frozen"])
+@pytest.mark.parametrize(
+    ("name", "recipe"), covering(["ddpm", "sd", "flux"], [COPIES, FROZEN], strength=1), ids=str
+)
 def test_a_window_of_one_is_plain_sampling_bit_for_bit(name: str, recipe: Recipe) -> None:
     pipe = shared_pipeline(name)
     plain = draw(mmspec.accelerate(pipe, PLAIN), name, seed=1)

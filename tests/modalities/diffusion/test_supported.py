@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import mmspec
+from tests.covering import covering
 from tests.modalities.sampling import (
     FROZEN,
     PLAIN,
@@ -54,8 +55,9 @@ def test_sde_dpm_of_order_2_is_the_pipelines_own(name: str) -> None:
     assert windows.last_stats.num_draft_tokens > 0
 
 
-@pytest.mark.parametrize("noise", [{"eta": 1.0}, {"churn": 1.0}])
-@pytest.mark.parametrize("steps", [1, 2, 3])
+@pytest.mark.parametrize(
+    ("noise", "steps"), covering([{"eta": 1.0}, {"churn": 1.0}], [1, 2, 3], strength=1)
+)
 def test_a_flow_with_given_noise_draws_none(noise: dict[str, Any], steps: int) -> None:
     """Churn draws none in the first step and in the last one, so none in two."""
     pipe = pipeline("flux")

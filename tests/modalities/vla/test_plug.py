@@ -76,7 +76,7 @@ RUNS: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "run", "batch"), covering(FAMILIES, RUNS, (3, 1)))
+@pytest.mark.parametrize(("family", "run", "batch"), covering(FAMILIES, RUNS, (3, 1), strength=1))
 def test_actions_are_those_of_the_models_own_tokens(
     family: str, run: tuple[str, dict[str, Any]], batch: int
 ) -> None:

@@ -63,10 +63,17 @@ def test_another_start_is_another_way() -> None:
     assert run_rollout("plain", 0, STEPS).tokens != run_rollout("plain", 1, STEPS).tokens
 
 
-@pytest.mark.exhaustive
+@pytest.mark.parametrize(
+    "starts",
+    [
+        pytest.param(range(6), marks=pytest.mark.exhaustive),
+        pytest.param(range(6, 50), marks=pytest.mark.slow),
+    ],
+    ids=["some", "others"],
+)
 @pytest.mark.parametrize("recipe", [*EXACT, *SLOTS])
-def test_exact_recipes_go_the_same_way_from_fifty_starts(recipe: str) -> None:
-    for seed in range(50):
+def test_exact_recipes_go_the_same_way_from_many_starts(recipe: str, starts: range) -> None:
+    for seed in starts:
         check_same(recipe, seed)
 
 

@@ -167,8 +167,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("asked", ASKED)
-@pytest.mark.parametrize("name", ["T5", "Bart"])
+@pytest.mark.parametrize(("asked", "name"), covering(ASKED, ["T5", "Bart"], strength=1))
 def test_a_sequence_to_sequence_model_is_asked_as_generate_is(name: str, asked: str) -> None:
     model, request = translator(name, 2)
     settings: dict[str, Any] = {**ASKED[asked], "max_new_tokens": ROOM, "do_sample": False}

@@ -26,6 +26,7 @@ from mmspec.targets.readers.hooks import LayerStatesHook, fill_states, layer_sta
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.trees import Tree
 from tests import toys
+from tests.covering import covering
 
 FAMILIES = ("llama", "llava", "qwen2_5_vl", "mistral-sliding", "gemma3", "qwen3_vl")
 
@@ -36,8 +37,7 @@ def request_of(family: str, batch: int = 1, seed: int = 0) -> dict[str, Any]:
     return toys.inputs(family, seed, batch, ragged=batch > 1)
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("batch", "family"), covering([1, 3], FAMILIES, strength=1))
 def test_tokens_are_those_of_eager_decoding(family: str, batch: int) -> None:
     model, request = toys.model(family), request_of(family, batch)
     how: dict[str, Any] = {"max_new_tokens": 14, "do_sample": False}
@@ -308,18 +308,23 @@ def _head_of(model: Any, **changes: Any) -> Any:
     return head.eval()
 
 
-@pytest.mark.parametrize("batch", [1, 3])
 @pytest.mark.parametrize(
-    ("family", "changes"),
-    [
-        ("llava", {}),
-        ("qwen2_5_vl", {"positions": "mrope"}),
-        ("llama", {"sliding_window": 6, "num_steps": 2}),
-    ],
+    ("case", "batch"),
+    covering(
+        (
+            ("llava", {}),
+            ("qwen2_5_vl", {"positions": "mrope"}),
+            ("llama", {"sliding_window": 6, "num_steps": 2}),
+        ),
+        (1, 3),
+        strength=1,
+    ),
+    ids=str,
 )
 def test_a_head_on_the_targets_states_reads_compiled_blocks(
-    family: str, changes: dict[str, Any], batch: int
+    case: tuple[str, dict[str, Any]], batch: int
 ) -> None:
+    family, changes = case
     model, request = toys.model(family, layers=4), request_of(family, batch)
     head, how = _head_of(model, **changes), {"max_new_tokens": 12, "do_sample": False}
     shapes: list[dict[str, Any]] = [{}, {"length": 3}]

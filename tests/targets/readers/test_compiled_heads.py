@@ -21,6 +21,7 @@ from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 from mmspec.models.heads.p_eagle import PEagleHead, PEagleHeadConfig
 from mmspec.targets.graphs import EAGER
 from tests import toys
+from tests.covering import covering
 from tests.partners import partner
 from tests.targets.readers.test_compiled import request_of
 
@@ -49,8 +50,7 @@ def _make_heads(model: Any, name: str) -> Any:
 ALIKE = ("medusa", "hydra", "p-eagle", "dflash", "hydra-pp")
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.parametrize(("batch", "name"), covering([1, 3], ALIKE, strength=1))
 def test_heads_beside_the_target_are_graphs(name: str, batch: int) -> None:
     model, request = toys.model("llava", layers=4), request_of("llava", batch)
     heads = _make_heads(model, name)

@@ -23,6 +23,7 @@ from mmspec.targets.prompts import STEP, round_prompt
 from mmspec.targets.readers import compiled_prompt
 from mmspec.targets.readers.compiled import compile_readers
 from tests import toys
+from tests.covering import covering
 from tests.targets.readers.test_compiled import FAMILIES, _head_of, request_of
 from tests.targets.tokens.test_chunks import lengthen
 
@@ -104,8 +105,7 @@ def test_a_graph_that_attends_to_padding_is_refused(monkeypatch: pytest.MonkeyPa
     assert out.stats.compile["target"] == "compiled"
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("recipe", ["coupled", "eagle-3"])
+@pytest.mark.parametrize(("batch", "recipe"), covering([1, 3], ["coupled", "eagle-3"], strength=1))
 def test_drafters_read_compiled_prompts_too(recipe: str, batch: int) -> None:
     """Sampled tokens of many requests, and the drafts of eager ones."""
     model = toys.model("llava", layers=4)

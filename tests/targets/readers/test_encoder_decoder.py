@@ -13,6 +13,7 @@ from transformers import GenerationConfig
 
 import mmspec
 from mmspec.modalities.vlm import survey
+from tests.covering import covering
 
 NEW: dict[str, Any] = {"max_new_tokens": 10, "min_new_tokens": 10, "do_sample": False}
 IDS = torch.randint(5, 30, (2, 12), generator=torch.Generator().manual_seed(0))
@@ -39,19 +40,22 @@ def assert_same(name: str, **request: Any) -> None:
     assert own(name, **request, custom_generate=fast).tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(
-    "more",
-    [
-        {"decoder_start_token_id": 7},
-        {"decoder_start_token_id": [7, 8]},
-        {"generation_config": GenerationConfig(decoder_start_token_id=7)},
-        OTHER,
-        {**OTHER, "decoder_start_token_id": 6},
-        {"decoder_input_ids": torch.tensor([[1, 8], [1, 7]])},
-        {"decoder_start_token_id": 7, "decoder_attention_mask": torch.ones(2, 1)},
-    ],
-    ids=["setting", "per row", "config", "tokens", "tokens and setting", "begun", "seen"],
+    ("name", "more"),
+    covering(
+        NAMES,
+        [
+            {"decoder_start_token_id": 7},
+            {"decoder_start_token_id": [7, 8]},
+            {"generation_config": GenerationConfig(decoder_start_token_id=7)},
+            OTHER,
+            {**OTHER, "decoder_start_token_id": 6},
+            {"decoder_input_ids": torch.tensor([[1, 8], [1, 7]])},
+            {"decoder_start_token_id": 7, "decoder_attention_mask": torch.ones(2, 1)},
+        ],
+        strength=1,
+    ),
+    ids=str,
 )
 def test_a_decoder_begins_as_generate_has_it_begin(name: str, more: dict[str, Any]) -> None:
     assert_same(name, **WORDS, **NEW, **more)

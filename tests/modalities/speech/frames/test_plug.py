@@ -184,7 +184,7 @@ WARPS: tuple[dict[str, Any], ...] = ({}, {"top_k": 2, "temperature": 0.7})
 
 @pytest.mark.parametrize(
     ("name", "recipe", "given"),
-    covering(tuple(NAMES), ("frame-coupled", "frame-lookup"), WARPS),
+    covering(tuple(NAMES), ("frame-coupled", "frame-lookup"), WARPS, strength=1),
     ids=str,
 )
 def test_a_seed_says_what_plain_decoding_says(

@@ -12,7 +12,7 @@ import torch
 import mmspec
 from mmspec import recipes, zoo
 from mmspec.zoo import language
-from tests.covering import exhaustive
+from tests.covering import covering
 
 TARGETS = ("llava", "qwen2.5-vl")
 
@@ -90,19 +90,22 @@ def check(name: str, recipe: str, count: int, batch: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "batch"),
-    [
-        ("llava", 4),
-        pytest.param("qwen2.5-vl", 1, marks=pytest.mark.exhaustive),
-        pytest.param("llava", 1, marks=pytest.mark.exhaustive),
-        pytest.param("qwen2.5-vl", 4, marks=pytest.mark.exhaustive),
+    ("recipe", "name", "batch"),
+    [  # all pairs of values
+        ("dynamic-tree", "llava", 4),
+        ("spd-mllm", "llava", 4),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                ("dynamic-tree", "qwen2.5-vl", 1),
+                ("spd-mllm", "qwen2.5-vl", 1),
+                ("coupled", "llava", 1),
+                ("coupled", "qwen2.5-vl", 4),
+                ("token-recycling", "llava", 1),
+                ("token-recycling", "qwen2.5-vl", 4),
+            )
+        ),
     ],
-)
-@pytest.mark.parametrize(
-    "recipe",
-    exhaustive(
-        ("coupled", "dynamic-tree", "spd-mllm", "token-recycling"), ("dynamic-tree", "spd-mllm")
-    ),
 )
 def test_bundled_pairs_generate_the_same_tokens(name: str, recipe: str, batch: int) -> None:
     check(name, recipe, max(batch, 2), batch)
@@ -141,10 +144,10 @@ def test_sight_helps_and_the_wrong_picture_hurts(name: str) -> None:
     assert 2.5 <= length["sighted"] <= 5.5
 
 
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", [0, 1])
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "prompt-lookup"])
+@pytest.mark.parametrize(
+    ("recipe", "name", "seed"),
+    covering(("coupled", "dynamic-tree", "prompt-lookup"), TARGETS, (0, 1), by_default=False),
+)
 def test_sampling_with_a_seed_is_plain_decoding_with_it(name: str, recipe: str, seed: int) -> None:
     fast = accelerated(name, loaded(name), recipe)
     for request, wanted in sampled(name, seed):
