@@ -290,7 +290,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "no time": ({**RAGGED, "seconds": 0.0}, r"seconds=0\.0 must be above 0"),
     "both lengths": ({**RAGGED, "max_new_tokens": 9, "seconds": 1}, "give one"),
     "unknown": ({**RAGGED, "speed": 2}, "unknown keyword speed"),
-    "guidance": ({**RAGGED, "guidance": 0.5}, "at least 1"),
+    "guidance": ({**RAGGED, "guidance": 0.5, "max_new_tokens": 4}, "at least 1"),
     "no processor": ({"text": "rain"}, "the folder of the model's processor is unknown"),
 }
 
