@@ -22,7 +22,7 @@ from tests import toys
 from tests.covering import covering
 from tests.partners import noisy
 
-ROOM = 16
+ROOM = 10
 BATCHES: dict[str, dict[str, Any]] = {"one": {}, "ragged": {"batch": 3, "ragged": True}}
 
 

@@ -17,7 +17,7 @@ from tests.covering import exhaustive
 from tests.drafters.driving import context
 
 TABLE = BigramTable(torch.tensor([[1, 2], [3, 0], [3, 1], [4, 2], [0, 1]], dtype=torch.int32))
-ROOM = 24
+ROOM = 12
 
 
 def test_a_row_is_the_best_after_the_token_alone() -> None:

@@ -16,7 +16,7 @@ from mmspec.drafters.lookup.rest import RetrievalDrafter
 from tests import toys
 from tests.drafters.driving import context
 
-ROOM = 24
+ROOM = 12
 
 
 def test_rows_are_looked_up_alone_and_finished_ones_are_not() -> None:

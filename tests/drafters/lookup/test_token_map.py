@@ -13,7 +13,7 @@ from mmspec.drafters.lookup.token_map import TokenMap
 from tests import toys
 from tests.covering import exhaustive
 
-ROOM = 24
+ROOM = 12
 TEXTS = [[1, 2, 3, 4, 5], [1, 2, 3, 4, 6], [1, 2, 3, 7, 8], [9, 2, 5]]
 
 

@@ -22,7 +22,7 @@ from mmspec.modalities.speech.codecs import Codec
 from tests.covering import covering
 from tests.toys import speech_models
 
-ROOM = {"max_new_tokens": 24, "min_new_tokens": 12}
+ROOM = {"max_new_tokens": 14, "min_new_tokens": 8}
 VOICES = ["anna", "ben"]
 
 
