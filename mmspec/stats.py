@@ -63,16 +63,18 @@ class Stats:
     compiled_forwards: int | None = None  # of target and draft model; None = not asked for
     compiled_graphs: int | None = None  # compiled for this request: 0 after the first ones
     not_compiled: str | None = None  # what ran eager, and why
-    compile: dict[str, str] | None = None  # the same by part: prompt, target, drafter, verifier
+    compile: dict[str, str] | None = None  # the same by part, as `PARTS`
 
     def to_dict(self) -> dict[str, Any]:
         """Plain data, ready for JSON."""
         return asdict(self)
 
 
-PROMPT, TARGET, DRAFTER, VERIFIER = PARTS = ("prompt", "target", "drafter", "verifier")
+PARTS = ("images", "prompt", "target", "drafter", "verifier")
+IMAGES, PROMPT, TARGET, DRAFTER, VERIFIER = PARTS
 
 _UNCOMPILED = {
+    IMAGES: "no image was encoded by a function of its own",
     PROMPT: "it was read by the model's own forward",
     VERIFIER: "it verified no draft of the shape that is compiled",
 }

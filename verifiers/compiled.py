@@ -19,7 +19,7 @@ from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.noise import KeyedNoise, Noise
 from mmspec.draft import Draft, Scores, Verdict, Verifier
 from mmspec.stats import VERIFIER, CompileLog
-from mmspec.targets.graphs import Function, GraphSet, parse_backend
+from mmspec.targets.graphs import Function, GraphSet, parse_backend, trace
 
 _RESULTS = ("path", "length", "next", "excess", "replacements", "resample_mask")
 
@@ -139,5 +139,5 @@ def _tensors_of(verdict: Verdict) -> dict[str, Tensor]:
 def compile_verifier(verifier: Verifier, log: CompileLog, option: bool | str) -> Verifier:
     """The verifier, run as one graph."""
     name = type(verifier).__name__
-    graphs = GraphSet(name, log, parse_backend(option), VERIFIER, 0, is_traced=True)
+    graphs = GraphSet(name, log, parse_backend(option), VERIFIER, 0, tracer=trace)
     return CompiledVerifier(verifier, graphs)

@@ -34,7 +34,7 @@ from mmspec.drafters.lengths.length import max_useful_length
 from mmspec.drafters.shapes import Shape
 from mmspec.stats import DRAFTER, CompileLog
 from mmspec.targets.fixed import pad, round_length
-from mmspec.targets.graphs import Function, GraphSet, parse_backend
+from mmspec.targets.graphs import Function, GraphSet, parse_backend, trace
 from mmspec.targets.readers.compiled import place_block, symbolic_axes
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.readers.rounding import rounding_margin, score_difference
@@ -325,7 +325,7 @@ def compile_growth(drafter: Drafter, log: CompileLog, option: bool | str) -> Dra
         return drafter
     backend = parse_backend(option)
     name, depth = "the draft outside its forwards", shape.max_depth
-    graphs = GraphSet(name, log, backend, DRAFTER, depth, is_traced=True)
+    graphs = GraphSet(name, log, backend, DRAFTER, depth, tracer=trace)
     own: Any = drafter
     reason = _why_stepwise(shape, own.model)
     if reason is not None:

@@ -11,6 +11,7 @@ as much as its forward. Only those of the arguments are evaluated in every call;
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
 from operator import is_
 from typing import Any
@@ -52,7 +53,7 @@ class GraphSet:
 
     `name` is what runs, and `part` of a round it belongs to, as in `CompileLog`. `backend` is one
     of `torch.compile`, or `EAGER`: the functions as they are. Functions that run Python of their
-    own between the modules are `is_traced` first.
+    own between the modules are traced first: by `trace`, or another `tracer`.
     """
 
     def __init__(
@@ -62,10 +63,10 @@ class GraphSet:
         backend: str,
         part: str,
         forwards: int = 1,
-        is_traced: bool = False,
+        tracer: Callable[[Function, Sequence[Any]], nn.Module] | None = None,
     ) -> None:
         self.name, self.log, self.backend, self.part = name, log, backend, part
-        self.forwards, self.is_traced = forwards, is_traced  # of models, in one graph
+        self.forwards, self.tracer = forwards, tracer  # of models, in one graph
         self.graphs: dict[Any, Function] = {}
         self.modules = ModuleFingerprint(())
         self.version = 0  # number of times that all were dropped
@@ -147,8 +148,8 @@ class GraphSet:
         if self.backend == "inductor" and torch.cuda.is_available():
             options |= torch._inductor.list_mode_options("reduce-overhead")
         compile = partial(torch.compile, fullgraph=True, backend=self.backend, options=options)
-        if self.is_traced:
-            return _call_flat(compile(trace(function, inputs)))
+        if self.tracer is not None:
+            return _call_flat(compile(self.tracer(function, inputs)))
         # torch keeps graphs, and limits their number, by code object: each has one of its own
         name = f"{function.__name__}_{len(self.graphs)}"
         function.__code__ = function.__code__.replace(co_name=name)
@@ -156,12 +157,13 @@ class GraphSet:
         return compiled
 
 
-def trace(function: Function, inputs: Sequence[Any]) -> nn.Module:
+def trace(function: Function, inputs: Sequence[Any], reads_constants: bool = False) -> nn.Module:
     """The tensor operations of a function, as a module of the tensors in its (nested) inputs.
 
     Everything else is taken as it is at this call. Python of any kind may run, but raises where it
-    reads a value from the device: so a graph never does. Axes marked by `mark_dynamic` are of any
-    size. Constants that the function keeps (`lru_cache`) have to exist: call it once before.
+    reads a value from the device: so a graph never does. With `reads_constants` it may read those
+    that do not depend on the inputs, which become constants. Axes marked by `mark_dynamic` are of
+    any size. Constants that the function keeps (`lru_cache`) have to exist: call it once before.
     """
     leaves, layout = tree_flatten(list(inputs))
     places = [place for place, leaf in enumerate(leaves) if isinstance(leaf, Tensor)]
@@ -182,8 +184,9 @@ def trace(function: Function, inputs: Sequence[Any]) -> nn.Module:
         context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
         source = ConstantSource(f"input_{place}")
         fake.append(mode.from_tensor(leaf, source=source, symbolic_context=context))
-    with mode:
-        return make_fx(run)(*fake)
+    # outside the mode, operations on other tensors than the inputs give real ones
+    with nullcontext() if reads_constants else mode:
+        return make_fx(run, _error_on_data_dependent_ops=not reads_constants)(*fake)
 
 
 def _call_flat(compiled: Callable[..., Sequence[Tensor]]) -> Function:

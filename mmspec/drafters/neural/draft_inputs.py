@@ -32,7 +32,7 @@ from mmspec.recipe import COMPRESSIBLE, Kit
 from mmspec.targets.readers.attention_tap import ClassTokenTap
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.reader import Reader
-from mmspec.targets.readers.visual import FeatureLayout
+from mmspec.targets.readers.visual import FeatureLayout, encode_media
 from mmspec.targets.tokens.context import Context
 
 
@@ -110,7 +110,7 @@ class CompressedPixelInputs(DraftInputs):
         if "cls" in self.compressor.needs:
             token = ClassTokenTap(backbone.model, backbone.family)
         with token or nullcontext():
-            outputs = _hf.encode_media(backbone.model, given)["mm_encoder_outputs"]
+            outputs = encode_media(backbone, given)["mm_encoder_outputs"]
         prompt = _feature_prompt(given, backbone, () if token is None else token.attention)
         visual = _compress_media(self.layout, outputs, given, self.compressor, context, prompt)
         marks = tuple(self.layout.placeholders.values())

@@ -141,8 +141,8 @@ class Backbone(Reader):
         cache.plan_uniform(start, length - start)
         if sizes is not None:
             prepared["attention_mask"] = make_causal_mask(sizes, mask, self.model.dtype)
-        attach = None if self.compiled is None or start else self.compiled.attach_prompt
-        model = self.model if attach is None else attach(self, cache, extra_slots)
+        blocks = self.compiled
+        model = self.model if blocks is None else blocks.attach_prompt(self, cache, extra_slots)
         out = model(**prepared, return_dict=True)
         pads = count_left_padding(mask, batch)
         gaps = None if mask is None or int((mask == 0).sum()) == sum(pads) else mask

@@ -21,12 +21,13 @@ from weakref import ref
 import torch
 from torch import Tensor, nn
 
-from mmspec.stats import DRAFTER, PROMPT, TARGET, CompileLog
+from mmspec.stats import DRAFTER, IMAGES, PROMPT, TARGET, CompileLog
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.fixed import BlockPlan, BufferStore, FixedCache, FixedSlots, pad
-from mmspec.targets.graphs import GraphSet, ModuleFingerprint, parse_backend
+from mmspec.targets.graphs import GraphSet, ModuleFingerprint, parse_backend, trace
 from mmspec.targets.memory import Memory, TokenBlock
 from mmspec.targets.readers.backbone import FULL, SLIDING, Backbone
+from mmspec.targets.readers.compiled_images import CompiledImages
 from mmspec.targets.readers.compiled_prompt import CompiledPrompts, PromptGraphs
 from mmspec.targets.readers.hooks import list_modules, record_layers, wanted_layers
 from mmspec.targets.readers.rounding import rounding_margin, score_difference
@@ -189,14 +190,20 @@ class CompiledBlocks:
         self.layers, self.reader, self.configuration = tuple(layers), reader, reader.configuration
         self.graphs = make_graphs(self.make_step, self._modules)
         self.prompts = CompiledPrompts(self.graphs.prompts, self.layers)
+        self.images = CompiledImages(make_image_graphs(self.graphs.graphs))
 
     def attach_prompt(self, reader: Backbone, cache: SlotCache, extra_slots: int) -> Any:
-        """The model that reads a prompt into `cache`, by a graph where it can."""
+        """The model that reads a prompt into `cache`, by graphs where it can."""
         self._follow(reader)
-        if _find_obstacle(reader) is not None:
-            return reader.model
-        self.graphs.follow(cache)
-        return self.prompts.attach(reader, cache, count_room(extra_slots - ROOM))
+        model = reader.model
+        if not cache.plan.start and _find_obstacle(reader) is None:
+            self.graphs.follow(cache)
+            model = self.prompts.attach(reader, cache, count_room(extra_slots - ROOM))
+        return self.attach_images(reader, model)
+
+    def attach_images(self, reader: Backbone, model: Any) -> Any:
+        """A copy of the model, or of its copy `model`, that encodes images by graphs."""
+        return self.images.attach(model, reader.model, reader.decoder)
 
     def prepare(self, reader: Backbone, memory: Any, new_tokens: int) -> None:
         """Move the memory of a prompt to fixed buffers, if its blocks can be read compiled."""
@@ -227,6 +234,12 @@ class CompiledBlocks:
 
     def _modules(self) -> tuple[nn.Module, ...]:
         return self.reader.decoder, self.reader.head
+
+
+def make_image_graphs(graphs: GraphSet) -> GraphSet:
+    """Graphs of the image encoders of a model, beside those of its blocks."""
+    tracer = partial(trace, reads_constants=True)
+    return GraphSet(graphs.name, graphs.log, graphs.backend, IMAGES, forwards=0, tracer=tracer)
 
 
 def _find_obstacle(reader: Backbone) -> str | None:

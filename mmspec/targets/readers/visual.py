@@ -249,4 +249,7 @@ def encode_media(backbone: Reader, inputs: Mapping[str, Any]) -> Mapping[str, An
     """The request with encoded images; sizes and grids stay, as positions depend on them."""
     rest = {name: value for name, value in inputs.items() if name not in backbone.family.media}
     rest.pop("pixel_attention_mask", None)
-    return {**rest, **_hf.encode_media(backbone.model, inputs)}
+    compiled, model = vars(backbone).get("compiled"), backbone.model
+    if compiled is not None:
+        model = compiled.attach_images(backbone, model)
+    return {**rest, **_hf.encode_media(model, inputs)}
