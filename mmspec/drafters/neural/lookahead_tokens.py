@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
@@ -60,7 +60,12 @@ class LookaheadDraft(DraftModel):
     def max_depth_ahead(self) -> int:
         return self.tokens.reach
 
+    def compile_blocks(self, make_graphs: Callable[..., Any]) -> str:
+        return self.shared.compile_blocks(make_graphs)
+
     def begin(self, context: Context) -> _Lookahead:
+        new_tokens = context.request.max_new_tokens
+        self.shared.draft_reader.prepare_graphs(context.memory, new_tokens)
         return _Lookahead()
 
     def predict_first(self, context: Context, state: _Lookahead) -> Categorical:

@@ -134,12 +134,12 @@ class BlockGraphs:
         `run_eager` returns the last of `block`'s scores, which those of a new graph are compared
         with.
         """
-        if block.embeds is not None or not self.is_ready(memory):
+        if not self.is_ready(memory):
             return None
         fixed = memory.fixed
         inputs = place_block(memory, block, more, self.least)
         out = self.graphs.run(
-            (fixed.rows, inputs[0].shape[1] == 1, block.num_preceding > 0),
+            (fixed.rows, inputs[0].shape[1] == 1, block.num_preceding > 0, len(more)),
             self.make,
             inputs,
             lambda: symbolic_axes(inputs),
@@ -221,7 +221,8 @@ class CompiledBlocks:
         self, reader: Backbone, memory: Memory, block: TokenBlock
     ) -> tuple[Tensor, Tensor] | None:
         """Logits and last hidden states as `Backbone.read`; None where it must run eager."""
-        out = self.graphs.run(memory, block, (), lambda: reader.read_eager(memory, block)[0])
+        more = () if block.embeds is None else (block.embed_tokens(reader.embed),)
+        out = self.graphs.run(memory, block, more, lambda: reader.read_eager(memory, block)[0])
         if out is None:
             return None
         first = max(block.waiting - 1, 0)
@@ -267,7 +268,7 @@ def _make_step(reader: Backbone, layers: Sequence[int]) -> Any:
 
     def step(
         tokens: Tensor,  # (R, q)
-        more: Sequence[Tensor],
+        more: Sequence[Tensor],  # embeddings (R, q, D) to read in their place, if any
         depths: Tensor,  # (R, q)
         corner: Tensor,  # (R, q, span)
         columns: Tensor,  # (5, R)
@@ -279,12 +280,12 @@ def _make_step(reader: Backbone, layers: Sequence[int]) -> Any:
         masks: Any = {kind: plan.mask for kind in kinds}
         if window is not None:
             masks[SLIDING] = plan.mask_window(window)
+        name = "inputs_embeds" if more else "input_ids"
         out = decoder(
-            input_ids=tokens,
             attention_mask=masks if len(kinds) > 1 else masks[kinds[0]],
             position_ids=plan.positions,
             use_cache=True,
-            **{cache_name: FixedCache(parts, plan.slots)},
+            **{name: more[0] if more else tokens, cache_name: FixedCache(parts, plan.slots)},
         )
         states = out.last_hidden_state
         recorded = [sink.pop() if sink is not None else states for sink in sinks]

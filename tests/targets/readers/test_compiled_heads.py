@@ -15,11 +15,15 @@ import torch
 import mmspec
 from mmspec import recipes
 from mmspec.drafters.compiled import CompiledShape
+from mmspec.drafters.neural.lookahead_tokens import embedding_width, lookahead_nodes
+from mmspec.modalities.common.families import make_reader
 from mmspec.models.heads.dflash import DFlashHead, DFlashHeadConfig
 from mmspec.models.heads.hydra import HydraHeads, HydraHeadsConfig
 from mmspec.models.heads.medusa import MedusaHeads, MedusaHeadsConfig
 from mmspec.models.heads.p_eagle import PEagleHead, PEagleHeadConfig
 from mmspec.targets.graphs import EAGER
+from mmspec.targets.memory import build_block
+from mmspec.targets.readers.compiled import compile_readers
 from tests import toys
 from tests.covering import covering
 from tests.partners import partner
@@ -62,6 +66,40 @@ def test_heads_beside_the_target_are_graphs(name: str, batch: int) -> None:
     assert out.stats.per_step_accepted == expected.stats.per_step_accepted
     assert out.stats.compile["drafter"].startswith("compiled")
     assert out.stats.compiled_forwards > out.stats.target_calls
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_look_ahead_tokens_are_read_compiled(batch: int) -> None:
+    model, request = toys.model("llava", layers=4), request_of("llava", batch)
+    tokens = partner("pass-sampling", "llava", 4)
+    eager, fast = (
+        mmspec.accelerate(model, "pass-sampling", drafter=tokens, **more)
+        for more in ({}, {"compile": EAGER})
+    )
+    expected, out = (one.generate(**request, max_new_tokens=8) for one in (eager, fast))
+    assert torch.equal(out.sequences, expected.sequences)
+    assert out.stats.per_step_accepted == expected.stats.per_step_accepted
+    assert out.stats.compiled_forwards > out.stats.target_calls
+
+
+@torch.no_grad()
+def test_embeddings_are_read_in_place_of_tokens() -> None:
+    """The scores of eager blocks, of other embeddings than those that it was compiled with."""
+    model, request = toys.model("llama"), request_of("llama")
+    compiled, eager = make_reader(model), make_reader(model)
+    log = compile_readers(compiled, None, (), EAGER)
+    memories = [reader.prefill(request, 20)[0] for reader in (compiled, eager)]
+    compiled.prepare_graphs(memories[0], 20)
+    scores = []
+    for _ in range(2):
+        nodes = lookahead_nodes(torch.randn(1, 3, embedding_width(eager)))
+        block = build_block([[5]], nodes, memories[0].like)
+        pair = zip((compiled, eager), memories, strict=True)
+        own, expected = (reader.read(memory, block)[0] for reader, memory in pair)
+        assert torch.allclose(own, expected, atol=2e-5)
+        scores.append(own)
+    assert not torch.allclose(scores[0], scores[1], atol=1e-2)
+    assert log.runs["target"] == 2
 
 
 def test_heads_of_another_kind_say_that_they_run_eager() -> None:
