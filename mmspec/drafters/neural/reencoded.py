@@ -55,19 +55,22 @@ class Reencoded(Drafter):
             extra_slots=2 * context.request.max_new_tokens + 64,
         )
         own.backbone.prepare_graphs(memory, 2 * context.request.max_new_tokens)
-        return _State(self.length.begin(), memory, rows, [len(row) for row in rows])
+        texts = [_Text() for _ in rows]
+        return _State(self.length.begin(), memory, rows, [len(row) for row in rows], texts)
 
     def propose(self, context: Context, state: _State) -> Draft:
         budget = self.length.budget(state.length, context)
         if not budget:
             return context.empty_draft()
-        tails = self._read_new(context, state)
+        generated = context.generated_tokens()
+        self._read_new(generated, state)
         drafted = self._write(state, budget)
-        found = []
-        for row, (tail, new) in enumerate(zip(tails, drafted, strict=True)):
-            window = context.generated_tokens()[row][-WINDOW:]
-            made = self.source.translation.continue_with(window, tail, new)
-            found.append([] if context.finished[row] else made[:budget])
+        found: list[list[int]] = [[] for _ in drafted]
+        for row, (text, new) in enumerate(zip(state.texts, drafted, strict=True)):
+            if not context.finished[row]:
+                window = generated[row][-WINDOW:]
+                made = self.source.translation.continue_with(window, text.tail, new)
+                found[row] = made[:budget]
         return pad_chains(context, found)
 
     def observe(
@@ -81,28 +84,27 @@ class Reencoded(Drafter):
         rows = memory.rows if isinstance(memory, RowMemories) else [memory]
         return sum(row.cache.bytes(max(row.lengths)) for row in rows)
 
-    def _read_new(self, context: Context, state: _State) -> list[list[int]]:
-        """Bring the cache to the committed text; returns its last tokens per row, in draft ids.
+    def _read_new(self, generated: Sequence[Sequence[int]], state: _State) -> None:
+        """Bring the cache to the committed text.
 
         What was cached is kept as far as it is how the text is encoded now.
         """
-        waiting, steps, tails = [], [], []
-        for row, new in enumerate(context.generated_tokens()):
-            cached, start = state.cached[row], state.prompt[row]
-            wanted = [*cached[:start], *self.source.translation.encode(new)]
+        waiting, steps = [], []
+        for row, new in enumerate(generated):
+            text, cached = state.texts[row], state.cached[row]
+            text.encode(self.source.translation, new)
+            wanted = [*cached[: state.prompt[row]], *text.ids]
             same = _count_same(cached, wanted)
             same = min(same, len(wanted) - 1)
             steps.append(same - len(cached))
             waiting.append(wanted[same:])
             state.cached[row] = wanted
-            tails.append(self.source.translation.encode(new[-WINDOW:]))
         if any(steps):
             state.memory.advance(steps)
         block = build_block(waiting, None, state.memory.like)
         logits, _ = self.source.backbone.read(state.memory, block)
         state.memory.advance([len(row) for row in waiting])
         state.next = logits[:, -1:].argmax(-1)
-        return tails
 
     def _write(self, state: _State, budget: int) -> list[list[int]]:
         """Draft tokens per row, read from the device once; all but the last one are cached."""
@@ -122,6 +124,43 @@ class Reencoded(Drafter):
 
 
 @dataclass
+class _Text:
+    """The generated text of a row in draft ids.
+
+    Only its end is encoded again: what is before a place where the text may be divided, found every
+    few tokens, stays as it was encoded.
+    """
+
+    ids: list[int] = field(default_factory=list)  # of all of it
+    tail: list[int] = field(default_factory=list)  # of its last `WINDOW` target tokens
+    count: int = 0  # target tokens in `ids`
+    start: int = 0  # of the end: target tokens before it
+    before: list[int] = field(default_factory=list)  # draft ids before it
+    next_division: int = 4 * WINDOW  # target tokens at which a later start is looked for
+
+    def encode(self, translation: Translation, new: Sequence[int]) -> None:
+        """Encode the generated tokens, unless there are no more than before."""
+        if len(new) <= self.count:
+            return
+        end = translation.encode(new[self.start :])
+        self.count, self.ids = len(new), [*self.before, *end]
+        is_short = len(new) <= WINDOW
+        self.tail = self.ids if is_short else translation.encode(new[-WINDOW:])
+        if len(new) >= self.next_division:
+            self._divide(translation, new, end)
+            self.next_division = len(new) + 2 * WINDOW
+
+    def _divide(self, translation: Translation, new: Sequence[int], end: list[int]) -> None:
+        """Move the start to where both parts are encoded as the whole is, if there is one."""
+        last = len(new) - 2 * WINDOW
+        for start in range(last, max(last - 8, self.start), -1):
+            first = translation.encode(new[self.start : start])
+            if [*first, *translation.encode(new[start:])] == end:
+                self.start, self.before = start, [*self.before, *first]
+                return
+
+
+@dataclass
 class _State:
     """The draft model's cache, and the draft ids in it."""
 
@@ -129,6 +168,7 @@ class _State:
     memory: Memory | RowMemories
     cached: list[list[int]]  # per row, prompt included
     prompt: list[int]  # number of them in the prompt
+    texts: list[_Text]  # per row
     next: Any = field(default=None)  # (B, 1) the first drafted token
 
     def join(self, other: _State) -> None:
@@ -136,12 +176,14 @@ class _State:
         self.memory = join_memories(self.memory, other.memory)
         self.cached += other.cached
         self.prompt += other.prompt
+        self.texts += other.texts
 
     def drop(self, row: int) -> None:
         """Remove a row; the last one takes its place."""
         drop_row(self.memory, row)
         swap_out(self.cached, row)
         swap_out(self.prompt, row)
+        swap_out(self.texts, row)
 
 
 def _count_same(one: Sequence[int], other: Sequence[int]) -> int:

@@ -45,11 +45,12 @@ def parse_frame_settings(reader: Any, codec: Codec, given: Mapping[str, Any]) ->
     if given.get("do_sample") is not None:
         check_flag("do_sample", given["do_sample"])
         sampling = {"do_sample": given["do_sample"], **sampling}
+    guidance = _guidance(reader.model, config, given.get("guidance"), depth)
     return FrameSettings(
         _sampling(reader.model, config, sampling, reader.min_temperature),
         _sampling(depth, depth.generation_config, sampling) if depth is not None else Sampling(),
         _max_new_tokens(reader, codec, config, given),
-        _guidance(reader.model, config, given.get("guidance"), depth),
+        guidance,
         _top_k(reader.model, config, given),
     )
 

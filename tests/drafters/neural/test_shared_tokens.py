@@ -12,11 +12,14 @@ from unittest.mock import Mock
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoTokenizer
 
 import mmspec
+from mmspec import zoo
 from mmspec.bench.frequency import LENGTH, Subject, measure_frequencies
+from mmspec.drafters.neural.reencoded import _Text
 from mmspec.modalities.common.tiny_models import joint_distribution, tiny_llama
-from mmspec.models.translation import OtherVocabulary, Translation, _load
+from mmspec.models.translation import WINDOW, OtherVocabulary, Translation, _load
 from tests.toys.tokenizers import byte_tokenizer
 
 OURS, THEIRS = "abcdefgh", "hdbfxcaeg"  # the draft model has "x" as well, and another order
@@ -106,6 +109,27 @@ def test_equal_to_assisted_generation_of_transformers_with_fewer_calls() -> None
     out = mmspec.accelerate(target(), "uad", drafter=source()).generate(**how)
     assert torch.equal(out.sequences, wanted)
     assert out.stats.target_calls + 1 <= calls[0]  # and the prompt's
+
+
+def test_only_the_end_of_a_long_text_is_encoded_again() -> None:
+    """The ids are those of the whole text, which need not be encoded in every round."""
+    read = [AutoTokenizer.from_pretrained(zoo.path(name)) for name in ("text", "llava-chat")]
+    sentence = " a small red circle is left of the large blue square, and a green ring is below it."
+    for ours, theirs, text in ((*tokenizers(), OURS * 40), (*read, sentence * 12)):
+        translation, encoded = Translation(ours, theirs), list[int]()
+        ids, state = ours(text, add_special_tokens=False)["input_ids"], _Text()
+        assert len(ids) > 200
+        spy = Mock(wraps=translation, encode=Mock(side_effect=translation.encode))
+        for count in range(3, len(ids) + 1, 3):
+            for _ in range(2):  # of a finished row again
+                state.encode(spy, ids[:count])
+            assert state.ids == translation.encode(ids[:count])
+            assert state.tail == translation.encode(ids[:count][-WINDOW:])
+            encoded.append(sum(len(call.args[0]) for call in spy.encode.mock_calls))
+            spy.encode.reset_mock()
+        assert max(encoded) < 32 * WINDOW  # where a division is looked for
+        assert sum(encoded) / len(encoded) < 7 * WINDOW
+        assert state.start > len(ids) / 2
 
 
 def test_the_draft_distribution_is_normalised_on_the_shared_tokens() -> None:
