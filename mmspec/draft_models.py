@@ -12,7 +12,13 @@ import torch
 
 from mmspec import recipes, zoo
 from mmspec.errors import with_article
-from mmspec.models.compatibility import check_signature, find_change, sign_head
+from mmspec.models.compatibility import (
+    KEY,
+    check_signature,
+    find_body_change,
+    find_change,
+    sign_head,
+)
 from mmspec.recipe import STATES, DraftModelKind, Recipe
 
 ZOO = "zoo:"
@@ -29,7 +35,7 @@ class BoundDraftModel:
 
     def save(self, folder: Path, target: Any, drafter: Any) -> None:
         """Write the model and what was trained with it; a head records its target."""
-        if self.sees == STATES:
+        if self.sees == STATES and KEY not in vars(self.model.config):
             sign_head(self.model, target)
         self.kind.save(self.model, folder, target, drafter)
 
@@ -73,14 +79,23 @@ def _warn_of_change(recipe: Recipe, head: Any, target: Any) -> None:
 
     Exact recipes accept fewer drafts, and their output is the target's all the same.
     """
-    agreement = find_change(head, target)
-    if agreement is None:
+    agreement, difference = find_change(head, target), None
+    if agreement is not None:
+        found = (
+            f"fingerprints of their output heads agree to {agreement:.3f}, those of one model to "
+            "0.999 or more"
+        )
+    elif (difference := find_body_change(head, target)) is not None:
+        found = (
+            f"linear layers of their decoders differ by up to {difference:.1%}, those of one model "
+            "in another dtype by 0.3%"
+        )
+    else:
         return
     name = target.model.config._name_or_path or type(target.model).__name__
     warnings.warn(
         f"{type(head).__name__} {head.config._name_or_path!r} was trained on other weights than "
-        f"those of {name!r}: fingerprints of their output heads agree to {agreement:.3f}, those of "
-        f"one model to 0.999 or more. Recipe {recipe.name or 'custom'!r} is lossy and may keep "
+        f"those of {name!r}: {found}. Recipe {recipe.name or 'custom'!r} is lossy and may keep "
         "tokens of the head, so quality may be worse than with the head's own target; train a head "
         "for this target with `mmspec train`, give the target it was made for, or choose an exact "
         "recipe",

@@ -4,8 +4,9 @@
     check_signature(head, reader)   # refuses a head of another target
 
 A fingerprint holds outputs of the target's output head for fixed states, not weights, so it does
-not depend on dtype, device or quantisation. Targets with the same output head, such as fine-tuned
-ones, have the same fingerprint. Vocabularies are read from tokenizer files without a tokenizer.
+not depend on dtype, device or quantisation. Targets with the same output head, such as those with a
+trained LoRA adapter, have the same fingerprint; they are told by some outputs of linear layers of
+the decoder. Vocabularies are read from tokenizer files without a tokenizer.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from huggingface_hub import try_to_load_from_cache
-from torch import Tensor
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from mmspec.errors import parse_json
@@ -26,10 +27,12 @@ if TYPE_CHECKING:
     from mmspec.targets.readers.reader import Reader
 
 KEY = "target_fingerprint"
+BODY = "target_body"
 AFTER_NORM = "last_layer_after_norm"  # of a head that taps it; False = as engines read it
-_STATES, _TOKENS = 8, 16  # probes
+_STATES, _TOKENS, _ROWS = 8, 16, 8  # probes
 _SAME = 0.95  # median cosine over tokens; 0 +- 0.4 for another target
 _UNCHANGED = 0.999  # the same, in bfloat16 as well (0.9999); below it the weights were trained on
+_ROUNDING = 0.005  # relative difference of a linear layer; of bfloat16 weights 0.0011 on average
 MIN_SHARED = 0.99  # share of equal ids of two tokenizers
 MAX_PADDING = 512  # difference of vocabulary sizes with one tokenizer (Qwen: 128)
 MAX_PADDING_SHARE = 0.01  # of the larger one: in a small vocabulary few ids are padding
@@ -65,13 +68,14 @@ def fingerprint(target: Reader) -> list[list[float]] | None:
 
 
 def sign_head(head: Any, target: Reader) -> None:
-    """Store the target's fingerprint in a head's configuration.
+    """Store the target's fingerprint, and that of its decoder, in a head's configuration.
 
     Also that it was trained on the last layer's states after the final norm, if it taps them.
     """
     found = fingerprint(target)
     if found is not None:
         setattr(head.config, KEY, found)
+        setattr(head.config, BODY, fingerprint_body(target))
     if isinstance(head, TappingHead) and taps_last_layer(head, target):
         setattr(head.config, AFTER_NORM, True)
 
@@ -136,6 +140,63 @@ def find_change(head: Any, target: Reader) -> float | None:
         return None
     found = float(_agree(stored, own))
     return None if found > _UNCHANGED else found
+
+
+@torch.no_grad()
+def fingerprint_body(target: Reader) -> dict[str, list[float]]:
+    """Outputs of linear layers of the first, middle and last decoder layer, by their names.
+
+    A few rows of each for two fixed inputs, adapters of PEFT included. Layers whose weights are not
+    plain floats of 16 bits or more are left out: quantised, sharded and offloaded ones.
+    """
+    try:
+        layers = target.layers
+    except ValueError:
+        return {}
+    if getattr(target.model.config, "quantization_config", None) is not None:
+        return {}  # or weights that were quantised
+    found = {}
+    for index in sorted({0, len(layers) // 2, len(layers) - 1}):
+        for name, module in layers[index].named_modules():
+            own = name.removesuffix(".base_layer")  # of a layer with an adapter
+            if isinstance(module, nn.Linear) and _is_plain(module.weight) and ".lora_" not in own:
+                outputs = _probe_linear(module, layers[index].get_submodule(own))
+                found[f"{index}.{own}"] = [float(f"{one:.5g}") for one in outputs]
+    return found
+
+
+def find_body_change(head: Any, target: Reader) -> float | None:
+    """The largest relative difference of a linear layer from that of the head's target.
+
+    None within the rounding of weights, and for heads and targets without such a fingerprint.
+    """
+    stored = vars(head.config).get(BODY) if isinstance(head, PreTrainedModel) else None
+    if not stored or target.device.type == "meta":
+        return None
+    own, differences = fingerprint_body(target), [0.0]
+    for name in stored.keys() & own.keys():
+        one, other = torch.tensor(stored[name]), torch.tensor(own[name])
+        differences.append(float((one - other).norm() / one.norm().clamp_min(1e-30)))
+    return max(differences) if max(differences) > _ROUNDING else None
+
+
+def _is_plain(weight: Tensor) -> bool:
+    is_plain = type(weight.data) is Tensor and weight.device.type != "meta"
+    return is_plain and weight.is_floating_point() and weight.itemsize >= 2
+
+
+def _probe_linear(linear: nn.Linear, adapted: nn.Module) -> list[float]:
+    """Some outputs of a linear layer without its bias, as an adapter changes them."""
+    states = _probe_states(2, linear.in_features)
+    inputs = torch.cat((states, torch.zeros_like(states[:1]))).to(linear.weight.device)
+    rows = (2 * torch.arange(_ROWS) + 1) * linear.out_features // (2 * _ROWS)
+    if adapted is not linear:
+        made = adapted(inputs.to(linear.weight.dtype))[:, rows.to(inputs.device)].float()
+        made = made[:2] - made[2]  # without a bias
+    else:
+        made = inputs[:2] @ linear.weight[rows.to(inputs.device)].float().T
+    found: list[float] = made.flatten().tolist()
+    return found
 
 
 def is_same_target(one: list[list[float]], other: list[list[float]]) -> bool:

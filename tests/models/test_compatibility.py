@@ -16,11 +16,14 @@ import mmspec
 from mmspec import formats, zoo
 from mmspec.drafters.neural.feature_head import check_head
 from mmspec.models.compatibility import (
+    BODY,
     KEY,
     check_signature,
     check_vocabularies,
     check_vocabulary_sizes,
+    find_body_change,
     fingerprint,
+    fingerprint_body,
     sign_head,
 )
 from mmspec.models.heads.dflash import DFlashHead, DFlashHeadConfig
@@ -67,6 +70,58 @@ def test_a_lossy_recipe_warns_of_weights_that_were_trained_on(dtype: torch.dtype
         mmspec.accelerate(changed, "eagle", drafter=head)
     with pytest.warns(UserWarning, match=r"other weights than .* agree to 0\.9\d+, .* is lossy"):
         mmspec.accelerate(changed.to(dtype), "eagle", drafter=head, verifier="rank-gap")
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2_5_vl"])
+def test_a_lossy_recipe_warns_of_a_decoder_that_was_trained_on(family: str) -> None:
+    """A low-rank change of one kind of layer behind the same output head, merged or an adapter."""
+
+    def bind(target: Any, **parts: Any) -> None:
+        mmspec.accelerate(target, "eagle", drafter=head, **{"verifier": "rank-gap", **parts})
+
+    head, own, changed = (untrained_head(toys.model(family)), *map(toys.model, [family] * 2))
+    sign_head(head, backbone(own))
+    noise = torch.Generator().manual_seed(3)
+    for layer in backbone(changed).layers:
+        weight = layer.self_attn.v_proj.weight
+        low, up = (torch.randn(size, 2, generator=noise) for size in weight.shape)
+        with torch.no_grad():
+            weight += 0.02 * weight.norm() * (low @ up.T) / (low @ up.T).norm()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dtype in (torch.bfloat16, torch.float16, torch.float32):
+            bind(own.to(dtype))
+        bind(changed, verifier=None)
+        changed.config.quantization_config = {"quant_method": "of another kind"}
+        bind(changed)  # its rounding is as large
+        del changed.config.quantization_config
+    for dtype in (torch.float32, torch.bfloat16):
+        with pytest.warns(UserWarning, match=r"layers of their decoders differ by up to [1-9]\."):
+            bind(changed.to(dtype))
+
+
+def test_an_adapter_counts_as_a_change_once_it_was_trained() -> None:
+    peft = pytest.importorskip("peft")
+    head, own = untrained_head(toys.model("qwen2_5_vl")), toys.model("qwen2_5_vl")
+    sign_head(head, backbone(own))
+    settings = peft.LoraConfig(target_modules=["q_proj", "down_proj"], r=2)
+    peft.inject_adapter_in_model(settings, own)
+    own.eval()
+    assert find_body_change(head, backbone(own)) is None
+    assert fingerprint_body(backbone(own)).keys() == vars(head.config)[BODY].keys()
+    for name, weight in own.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(weight, std=0.1)
+    assert find_body_change(head, backbone(own)) is not None
+
+
+def test_a_head_keeps_the_note_of_the_target_that_it_was_trained_for(tmp_path: Path) -> None:
+    head, changed = untrained_head(toys.model("llama")), toys.model("llama")
+    sign_head(head, backbone(toys.model("llama")))
+    with torch.no_grad():
+        backbone(changed).layers[0].self_attn.q_proj.weight.mul_(1.1)
+    mmspec.accelerate(changed, "eagle", drafter=head).save_pretrained(tmp_path)
+    assert find_body_change(load_head(tmp_path / "drafter"), backbone(changed)) is not None
 
 
 def test_a_note_is_written_when_a_head_is_saved_and_read_with_it(tmp_path: Path) -> None:
