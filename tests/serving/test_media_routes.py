@@ -103,13 +103,14 @@ def test_a_recording_is_transcribed() -> None:
         assert len(text.split()) > 3
         plain = server.client.audio.transcriptions.create(**read, response_format="text")
         assert plain.strip().strip('"') == text
-        for wrong, message in (
+        cases: Any = (
             ({"file": b"no sound"}, "sound|audio|WAV"),
             ({"temperature": "hot"}, "hot"),
             ({"temperature": "nan"}, "temperature=nan"),
             *(({"extra_body": {"seed": one}}, f"seed='{one}'") for one in ("1.5", "nan", "true")),
             ({"response_format": "srt"}, "srt"),
-        ):
+        )
+        for wrong, message in cases:
             with pytest.raises(openai.BadRequestError, match=message):
                 server.client.audio.transcriptions.create(**{**read, **wrong})
         assert json.loads(server.get("/health"))["model"] == "zoo:whisper"

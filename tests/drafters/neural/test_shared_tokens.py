@@ -115,7 +115,8 @@ def test_only_the_end_of_a_long_text_is_encoded_again() -> None:
     """The ids are those of the whole text, which need not be encoded in every round."""
     read = [AutoTokenizer.from_pretrained(zoo.path(name)) for name in ("text", "llava-chat")]
     sentence = " a small red circle is left of the large blue square, and a green ring is below it."
-    for ours, theirs, text in ((*tokenizers(), OURS * 40), (*read, sentence * 12)):
+    cases: Any = ((*tokenizers(), OURS * 40), (*read, sentence * 12))
+    for ours, theirs, text in cases:
         translation, encoded = Translation(ours, theirs), list[int]()
         ids, state = ours(text, add_special_tokens=False)["input_ids"], _Text()
         assert len(ids) > 200
