@@ -82,7 +82,8 @@ def test_a_lossy_recipe_warns_of_a_decoder_that_was_trained_on(family: str) -> N
     head, own, changed = (untrained_head(toys.model(family)), *map(toys.model, [family] * 2))
     sign_head(head, backbone(own))
     noise = torch.Generator().manual_seed(3)
-    for layer in backbone(changed).layers:
+    layers: Any = backbone(changed).layers
+    for layer in layers:
         weight = layer.self_attn.v_proj.weight
         low, up = (torch.randn(size, 2, generator=noise) for size in weight.shape)
         with torch.no_grad():
@@ -118,8 +119,9 @@ def test_an_adapter_counts_as_a_change_once_it_was_trained() -> None:
 def test_a_head_keeps_the_note_of_the_target_that_it_was_trained_for(tmp_path: Path) -> None:
     head, changed = untrained_head(toys.model("llama")), toys.model("llama")
     sign_head(head, backbone(toys.model("llama")))
+    layers: Any = backbone(changed).layers
     with torch.no_grad():
-        backbone(changed).layers[0].self_attn.q_proj.weight.mul_(1.1)
+        layers[0].self_attn.q_proj.weight.mul_(1.1)
     mmspec.accelerate(changed, "eagle", drafter=head).save_pretrained(tmp_path)
     assert find_body_change(load_head(tmp_path / "drafter"), backbone(changed)) is not None
 
