@@ -198,7 +198,6 @@ class DiaReader:
         Negative where it has not ended.
         """
         late = since[..., None] - torch.tensor(self.delays, device=since.device)
-        late = torch.where(since[..., None] < 0, -1, late)
         return torch.where(late > 0, self.padding, torch.where(late == 0, self.end, FREE))
 
     def stop(self, most: int) -> FrameStop:

@@ -12,6 +12,7 @@ from torch import Tensor
 from transformers.generation.logits_process import DiaClassifierFreeGuidanceLogitsProcessor
 
 import mmspec
+from mmspec.decode import BrokenLogits
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.draft import Draft, Kind, Round
 from mmspec.modalities.speech.frames import tiny_models
@@ -118,6 +119,34 @@ def test_codes_that_guidance_leaves_none_of_are_those_of_generate(recipe: str, t
     if mmspec.recipes.get(recipe).verifier == mmspec.recipes.get("frame-plain").verifier:
         assert rows(tokens(fast(recipe, 0), request(), **drawn)) == plain
     assert all(tokens(fast(recipe, 0), request(), **drawn))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_books_may_end_in_the_same_step(seed: int) -> None:
+    """A second book without a delay; special codes may rank above the end."""
+    marks = {**MARKS, "delay_pattern": [0, 0, 2]}
+    given = processor()(text=list(TEXTS), padding=True, eos_token_id=END, **marks)
+    pair = [tiny_models.dia(one, layers) for one, layers in ((seed, 2), (seed + 1, 1))]
+    for one in pair:
+        one.config.delay_pattern = marks["delay_pattern"]
+    made = pair[0].generate(**given, max_new_tokens=STEPS, do_sample=False, top_k=7)[:, 1:].tolist()
+    own = mmspec.accelerate(pair[0], "frame-coupled", drafter=pair[1], processor=processor())
+    found = rows(tokens(own, dict(given), top_k=7))
+    assert [pad(row, len(made[0])) for row in found] == made
+
+
+def test_logits_of_nothing_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Unlike a top-k of special codes alone."""
+    read = DiaReader.read
+
+    def read_nothing(self: DiaReader, memory: Any, frames: Tensor) -> Any:
+        logits, fixed = read(self, memory, frames)
+        return torch.full_like(logits, -torch.inf), fixed
+
+    monkeypatch.setattr(DiaReader, "read", read_nothing)
+    for how in ({"temperature": 0.0}, {"temperature": 1.0, "top_k": 0}):
+        with pytest.raises(BrokenLogits):
+            tokens(fast("frame-plain"), request(), guidance=1.0, **how)
 
 
 def find_places_of_ends(seed: int, row: int, length: int) -> set[str]:
