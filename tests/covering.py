@@ -11,25 +11,29 @@ import pytest
 
 Case = tuple[int, ...]  # places on the axes
 Value = tuple[int, int]  # an axis, a place on it
-_MARKS = (pytest.mark.exhaustive, pytest.mark.slow)
 
 
 def covering(*axes: Iterable[Any], strength: int = 2, by_default: bool = True) -> list[Any]:
     """All cases of a cross, for `pytest.mark.parametrize`.
 
     Enough of them run by default that every `strength` values of different axes meet in one of
-    them (all pairs, unless said otherwise; 1 = each value once), the others under `-m exhaustive`.
-    Which ones depends on the order of the axes alone. Without `by_default` a cross is for
-    `-m exhaustive`, and its others for `-m slow`: the test itself then has neither mark.
+    them (all pairs, unless said otherwise; 1 = each value once). If not all pairs do, those that
+    are missing are for `-m exhaustive`; what is left is for `-m slow`. Which ones depends on the
+    order of the axes alone. Without `by_default` nothing runs by default, but for `-m exhaustive`.
     """
     crossed = [[*axis] for axis in axes]
-    chosen = _choose_cases([len(axis) for axis in crossed], strength)
-    kept: Any = () if by_default else _MARKS[0]
-    left = _MARKS[0] if by_default else _MARKS[1]
+    sizes = [len(axis) for axis in crossed]
+    chosen = _choose_cases(sizes, strength)
+    paired = _choose_cases(sizes, 2) if by_default and strength < 2 else chosen
+
+    def mark(case: Case) -> Any:
+        if case in chosen and by_default:
+            return ()
+        return pytest.mark.exhaustive if case in paired else pytest.mark.slow
+
     return [
         pytest.param(
-            *(axis[place] for axis, place in zip(crossed, case, strict=True)),
-            marks=kept if case in chosen else left,
+            *(axis[place] for axis, place in zip(crossed, case, strict=True)), marks=mark(case)
         )
         for case in product(*(range(len(axis)) for axis in crossed))
     ]

@@ -26,11 +26,19 @@ def test_all_meet_by_default(sizes: tuple[int, ...], strength: int) -> None:
         assert len(chosen) == max(sizes)
 
 
-def test_of_a_cross_outside_the_default_run_the_cover_is_exhaustive_and_the_rest_slow() -> None:
-    axes = ("ab", "cd", "ef")
-    usual, rare = covering(*axes), covering(*axes, by_default=False)
-    marks = {0: "exhaustive", 1: "slow"}
-    for one, other in zip(usual, rare, strict=True):
-        (mark,) = other.marks
-        assert other.values == one.values
-        assert mark.name == marks[len(one.marks)]
+@pytest.mark.parametrize("by_default", [False, True])
+@pytest.mark.parametrize("strength", [1, 2])
+def test_pairs_are_exhaustive_and_the_rest_is_slow(strength: int, by_default: bool) -> None:
+    axes = ("abc", "de", "fghi", "jk")
+    cases = covering(*axes, strength=strength, by_default=by_default)
+    marked: dict[str, set[tuple[str, ...]]] = {"": set(), "exhaustive": set(), "slow": set()}
+    for case in cases:
+        marked["".join(mark.name for mark in case.marks)].add(case.values)
+    assert bool(marked[""]) is by_default
+    assert bool(marked["exhaustive"]) is (strength == 1 or not by_default)
+    found = marked[""] | marked["exhaustive"]
+    for first, second in combinations(range(len(axes)), 2):
+        met = {(case[first], case[second]) for case in found}
+        is_met = met == {*product(axes[first], axes[second])}
+        assert is_met or (strength == 1 and not by_default)
+    assert marked["slow"]
