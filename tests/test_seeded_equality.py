@@ -123,8 +123,9 @@ def test_chains_on_recurrent_models(family: str, batch: str) -> None:
     assert torch.equal(speculated(fast, request, 4), plain(model, request, 4))
 
 
-@pytest.mark.parametrize("batch", BATCHES)
-@pytest.mark.parametrize("tree", [5, Tree.branching([3, 2, 1])], ids=["chain", "tree"])
+@pytest.mark.parametrize(
+    ("batch", "tree"), covering(BATCHES, [5, Tree.branching([3, 2, 1])], strength=1), ids=str
+)
 def test_drafters_that_know_nothing_or_almost_everything(tree: Tree | int, batch: str) -> None:
     model = pair("qwen2_5_vl")[0]
     request = toys.inputs("qwen2_5_vl", **BATCHES[batch])

@@ -83,8 +83,9 @@ def reference(
     return said
 
 
-@pytest.mark.parametrize("fallback", FALLBACKS)
-@pytest.mark.parametrize("tau_slm", [0.0, 0.02, 0.05, 0.3, 0.6])
+@pytest.mark.parametrize(
+    ("fallback", "tau_slm"), covering(FALLBACKS, [0.0, 0.02, 0.05, 0.3, 0.6], strength=1)
+)
 def test_it_does_what_the_slow_reference_does(tau_slm: float, fallback: str) -> None:
     request = granite.inputs((3, 2, 3), seed=1)
     out = asked(request, **NEVER, tau_slm=tau_slm, fallback=fallback)

@@ -138,7 +138,7 @@ MIXED = (
 )
 SHARED = ("osd", "pipeinfer", "pool", "pool-lookup", "token-recycling", "ugsd", "vvs")
 AHEAD = ("pearl", "hippo", "parallelvlm")
-ONE_OF_EACH = (*AHEAD, "eagle-3", "std", "suffix")
+ONE_OF_EACH = ("pearl", "eagle-3", "std", "suffix")
 
 
 def rounds_per_row(fast: mmspec.Accelerated, request: dict[str, Any]) -> list[int]:

@@ -21,6 +21,7 @@ from mmspec.serving.ticket import DeadlineExceeded, MemoryExceeded, QueueFull
 from mmspec.targets.rows import RowStore
 from mmspec.targets.tokens.causal import CausalTarget
 from tests import toys
+from tests.covering import exhaustive
 from tests.partners import noisy, partner, skip_checks
 
 LENGTHS = (1, 2, 4, 8, 12)
@@ -82,18 +83,23 @@ def test_requests_in_random_order_get_their_own_tokens(family: str, count: int) 
     ("recipe", "parts"),
     [
         ("plain", {}),
-        ("prompt-lookup", {}),
-        ("suffix", {}),
         ("coupled", {"tree": "dynamic"}),
-        ("coupled", {"length": "auto"}),
         ("eagle-3", {}),
         ("dflash", {}),
-        ("p-eagle", {}),
-        ("medusa", {}),
-        ("hydra", {}),
         ("kangaroo", {}),
-        ("speculative-sampling", {}),
         ("block", {}),
+        *(
+            pytest.param(name, parts, marks=pytest.mark.exhaustive)
+            for name, parts in (
+                ("prompt-lookup", {}),
+                ("suffix", {}),
+                ("coupled", {"length": "auto"}),
+                ("p-eagle", {}),
+                ("medusa", {}),
+                ("hydra", {}),
+                ("speculative-sampling", {}),
+            )
+        ),
     ],
 )
 def test_recipes(recipe: str, parts: dict[str, Any]) -> None:
@@ -101,7 +107,11 @@ def test_recipes(recipe: str, parts: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", ["llama", "mistral-sliding", "gemma3", "idefics3", "qwen3_5", "lfm2"]
+    "family",
+    exhaustive(
+        ("llama", "mistral-sliding", "gemma3", "idefics3", "qwen3_5", "lfm2"),
+        ("mistral-sliding", "gemma3", "lfm2"),
+    ),
 )
 def test_families(family: str) -> None:
     """Windows, recurrent layers and prompts of other kinds."""

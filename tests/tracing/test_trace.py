@@ -11,6 +11,7 @@ import torch
 import mmspec
 from mmspec import zoo
 from mmspec.zoo import language
+from tests.covering import covering
 
 TOLERANCE = 2e-3  # of probabilities, which a trace holds with four digits
 
@@ -34,8 +35,14 @@ def run(pair: tuple[Any, Any, Any], recipe: str, count: int = 1, **how: Any) -> 
     return trace, fast.generate(**request_of(pair, count), max_new_tokens=24, trace=trace, **how)
 
 
-@pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True, "seed": 3}])
-@pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "recursive-rejection"])
+@pytest.mark.parametrize(
+    ("how", "recipe"),
+    covering(
+        [{"do_sample": False}, {"do_sample": True, "seed": 3}],
+        ["coupled", "dynamic-tree", "recursive-rejection"],
+        strength=1,
+    ),
+)
 def test_a_trace_holds_what_was_decoded(
     pair: tuple[Any, Any, Any], recipe: str, how: dict[str, Any]
 ) -> None:

@@ -61,7 +61,7 @@ CASES = [(v, kind, tree) for v, kind in PAIRS for tree in TREES if accepts(v, tr
 
 
 @pytest.mark.parametrize(
-    "seeds", [range(3), pytest.param(range(3, 20), marks=pytest.mark.exhaustive)]
+    "seeds", [range(3), pytest.param(range(3, 10), marks=pytest.mark.exhaustive)]
 )
 @pytest.mark.parametrize(("verifier", "kind", "tree"), CASES, ids=str)
 def test_the_joint_distribution_is_the_target_s(

@@ -16,6 +16,7 @@ from mmspec.cli.options import ModelOptions
 from mmspec.cli.studies import _list_relaxed
 from mmspec.modalities.image import tiny_models as toys
 from mmspec.modalities.image.measures import of_requests, toy_distance
+from tests.covering import exhaustive
 
 IN_VERIFIER = ("gsd", "lantern", "lantern-pp", "cool-sd", "lenience")
 
@@ -24,7 +25,7 @@ def distance(name: str, value: float) -> float | None:
     return toy_distance(name, KNOBS[name].parts(value))
 
 
-@pytest.mark.parametrize("name", IN_VERIFIER)
+@pytest.mark.parametrize("name", exhaustive(IN_VERIFIER, [*IN_VERIFIER][::2]))
 def test_knobs_begin_exact_and_move_away(name: str) -> None:
     values = KNOBS[name].values
     least, most = distance(name, values[0]), distance(name, values[-1])

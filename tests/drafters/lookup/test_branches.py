@@ -24,6 +24,7 @@ from mmspec.drafters.shapes import StaticTree
 from mmspec.trees import Tree
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
+from tests.covering import exhaustive
 from tests.drafters.driving import context, count_accepted, drive, greedy, inputs, tiny
 from tests.drafters.tables import TableTarget, z_score
 
@@ -65,7 +66,7 @@ def test_runners_up_are_guesses_with_what_followed_them() -> None:
     assert draft.parents[0].tolist() == [-1, 0, 1, -1]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", exhaustive(NAMES, [*NAMES][::2]))
 def test_the_output_is_the_model_s_own(name: str) -> None:
     model, request = toys.model("llava"), toys.inputs("llava", batch=3, ragged=True)
     fast = mmspec.accelerate(model, name)

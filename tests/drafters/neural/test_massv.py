@@ -11,6 +11,7 @@ import torch
 import mmspec
 from mmspec.drafters.neural import massv
 from tests import toys
+from tests.covering import exhaustive
 
 torch.set_num_threads(1)
 
@@ -27,7 +28,7 @@ def small() -> Any:
     return toys.model("llama", layers=1, hidden_size=48)
 
 
-@pytest.mark.parametrize("family", WIDTHS)
+@pytest.mark.parametrize("family", exhaustive(WIDTHS, [*WIDTHS][::2]))
 def test_the_output_is_the_targets_and_the_picture_is_seen(family: str) -> None:
     model, request = toys.model(family), toys.inputs(family, batch=3, ragged=True)
     parts: dict[str, Any] = {"drafter": small(), "projector": projector(WIDTHS[family])}

@@ -25,7 +25,7 @@ from mmspec.models.own_heads import find_weights
 from mmspec.training.heads import EAGLE
 from mmspec.training.trainable import train_head
 from tests import toys
-from tests.covering import covering
+from tests.covering import covering, exhaustive
 from tests.drafters.heads import endless, greedy_example
 from tests.toys.readers import backbone
 
@@ -163,7 +163,7 @@ def requests(family: str, batch: int) -> dict[str, Tensor]:
     return {"input_ids": ids, "attention_mask": mask}
 
 
-@pytest.mark.parametrize("family", MAKERS)
+@pytest.mark.parametrize("family", exhaustive(MAKERS, [*MAKERS][::2]))
 def test_a_head_is_loaded_whole(family: str) -> None:
     _, head = checkpoint(family)
     target = load_target(family)

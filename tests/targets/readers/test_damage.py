@@ -19,6 +19,7 @@ from mmspec.targets.readers import check, rounding
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.trees import Tree
 from tests import toys
+from tests.covering import covering
 from tests.toys.texts import prompts, text
 
 ROOM = 8
@@ -58,8 +59,9 @@ def shifted(self: Memory, block: Any) -> Any:
 PLACE = Memory.place
 
 
-@pytest.mark.parametrize("batch", [1, 3])
-@pytest.mark.parametrize("family", ["llama", "llava", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    ("batch", "family"), covering([1, 3], ["llama", "llava", "qwen2_5_vl"], strength=1)
+)
 def test_positions_shifted_by_one(family: str, batch: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Memory, "place", shifted)
     request = toys.inputs(family, batch=batch, ragged=batch > 1)

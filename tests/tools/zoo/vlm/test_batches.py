@@ -11,6 +11,7 @@ from mmspec import zoo
 from mmspec.modalities.common.formatting import get_tokenizer
 from mmspec.zoo.language import examples, format_prompt, words
 from mmspec.zoo.scene_tensors import render_pixels
+from tests.covering import exhaustive
 from tools.zoo.vlm.batches import Encoder, Sample, render_drawing, render_textured
 from tools.zoo.vlm.evaluate import acceptance, facts_right
 from tools.zoo.vlm.families import FAMILIES
@@ -45,7 +46,7 @@ def test_targets_are_deep(name: Any) -> None:
     assert zoo.load(name).config.get_text_config().num_hidden_layers >= 12
 
 
-@pytest.mark.parametrize("name", DRAFTERS)
+@pytest.mark.parametrize("name", exhaustive(DRAFTERS, [*DRAFTERS][::2]))
 def test_drafters_are_shallow_and_share_the_words_of_their_target(name: Any) -> None:
     config = zoo.load(name).config.get_text_config()
     target = zoo.info(name).target
