@@ -319,8 +319,9 @@ def test_drafts_of_the_model_itself_are_all_accepted() -> None:
         assert out.stats.target_calls == -(-(STEPS - 1) // 4)
 
 
-def test_a_stream_plays_verified_frames_alone() -> None:
-    one = fast("frame-coupled", 2, model(2))
+@pytest.mark.parametrize("seed", [0, 2])  # speech that ends of its own accord, at the limit
+def test_a_stream_plays_verified_frames_alone(seed: int) -> None:
+    one = fast("frame-coupled", seed, model(seed))
     how = {"max_new_tokens": STEPS, "temperature": 1.0, "seed": 5}
     heard = [torch.zeros(0)] * 2
     for kept in one.stream(**request(), **how):
@@ -328,5 +329,7 @@ def test_a_stream_plays_verified_frames_alone() -> None:
         for before, after in zip(heard, now, strict=True):
             assert torch.allclose(after[: len(before)], before, atol=1e-5)
         heard = now
-    for mine, wanted in zip(heard, one.synthesize(**request(), **how).waveforms, strict=True):
+    out = one.synthesize(**request(), **how)
+    assert any(len(row[0]) == STEPS - LATEST - 1 for row in out.codes) == (seed == 2)
+    for mine, wanted in zip(heard, out.waveforms, strict=True):
         assert torch.allclose(mine, wanted, atol=1e-5)
