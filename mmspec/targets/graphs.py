@@ -227,7 +227,8 @@ class ModuleFingerprint:
                     found += (own, own.dtype)
             for name, value in vars(one).items():
                 if name not in _OF_EVERY_MODULE:
-                    settings += (name, copy_plain(value))
+                    settings.append(name)
+                    settings.append(value if type(value) in _ATOMS else copy_plain(value))
         self.found, self.settings = found, settings
 
     def __eq__(self, other: object) -> bool:
@@ -240,6 +241,7 @@ class ModuleFingerprint:
 
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))  # hooks, parameters, submodules
+_ATOMS = frozenset((bool, int, float, str, type(None)))
 
 
 def copy_plain(value: Any) -> Any:

@@ -196,11 +196,15 @@ def _find_obstacle(modules: Iterable[nn.Module]) -> str | None:
     for own in map(vars, modules):
         if "_hf_hook" in own:
             return "accelerate moves its inputs or weights between devices"
-        hooks = (*own["_forward_hooks"].values(), *own["_forward_pre_hooks"].values())
-        # transformers collects hidden states, which are results of a graph
-        if not all(getattr(one, "__module__", "").startswith("transformers.") for one in hooks):
-            return "its image encoder has forward hooks"
+        for hooks in (own["_forward_hooks"], own["_forward_pre_hooks"]):
+            # transformers collects hidden states, which are results of a graph
+            if hooks and not all(_is_of_transformers(one) for one in hooks.values()):
+                return "its image encoder has forward hooks"
     return None
+
+
+def _is_of_transformers(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("transformers.")
 
 
 def _config_of(module: nn.Module) -> Any:
