@@ -56,6 +56,15 @@ class DraftModel(ABC):
         """Whether nodes of one depth share their distribution, independent of their prefix."""
         return False
 
+    @default_property
+    def input_names(self) -> frozenset[str]:
+        """Names of `drafter_inputs` that it takes beside those of its model, as for a `Drafter`."""
+        return frozenset()
+
+    def prepare_inputs(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
+        """Prepare the `drafter_inputs` of a call. Raises ValueError for what it cannot read."""
+        return inputs
+
     def begin(self, context: Context) -> Any:
         """Create the state of a request."""
         return None

@@ -2,8 +2,9 @@
 
 Lee et al. 2024, "In-batch ensemble drafting: toward fast and robust speculative decoding for
 multimodal language models". Views: "pixels" (M), "nothing" (T), "pooled" (P, 2 x 2 image tokens
-averaged). The recorded distribution is the mixture, so it is exact at every temperature. All views
-draft as one batch; there is no caption view.
+averaged); "caption" (C) reads a text in place of the image, which another model made and the call
+brings: `generate(..., drafter_inputs={"captions": [text, ...]})`, one per prompt. The recorded
+distribution is the mixture, so it is exact at every temperature. All views draft as one batch.
 """
 
 from mmspec.drafters.neural.ensemble import uniform_ensemble, with_views

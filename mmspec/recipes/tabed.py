@@ -3,7 +3,7 @@
 "TABED: test-time adaptive ensemble drafting for robust speculative decoding in LVLMs", 2026. After
 each verification the weights move to the point of a grid (step 0.1) whose mixture would have
 predicted the target's choice most often; ties go to the smallest divergence. Exact. All views draft
-as one batch; there is no caption view.
+as one batch; they are those of `ibed`, the one of captions included.
 """
 
 from mmspec.drafters.neural.ensemble import tested_ensemble, with_views

@@ -87,7 +87,8 @@ class BoundTokens:
         if self.draft_model is None:
             return None
         models = (self.model, self.draft_model.model)
-        return MODEL_INPUTS.union({DRAFT}, *map(_hf.forward_names, models))
+        own = self.drafter.input_names
+        return MODEL_INPUTS.union({DRAFT}, own, *map(_hf.forward_names, models))
 
     def call(
         self,

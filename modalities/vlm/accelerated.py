@@ -25,7 +25,8 @@ class AcceleratedLanguageModel(Accelerated):
                 transformers 5.24). Sampling is on with `do_sample=True` or with any sampling
                 setting.
             seed, row_ids, on_round: See `mmspec.Accelerated`.
-            drafter_inputs: Tensors for the draft model alone, where it reads other inputs.
+            drafter_inputs: Inputs of the drafter alone: tensors for a draft model that reads others
+                than the target, or what a recipe takes (`hsd`: "draft", `ibed`: "captions").
 
         Returns:
             `Output`: `sequences` (B, L + T) int64, finished rows padded, and `stats`; `scores`,

@@ -1,4 +1,4 @@
-"""Draft texts of bundled images for recipes that take a text: what a classical parser reads."""
+"""Texts of bundled images, for recipes that take a draft or a caption: what a parser reads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 from PIL import Image
 
 from mmspec.drafters.lookup.given_text import DRAFT
+from mmspec.drafters.neural.draft_inputs import CAPTIONS
 from mmspec.modalities.common.measures import SpeculativeGenerate
 from mmspec.modality import Runner, RunResult, Speculative, Workload
 from mmspec.zoo.page_text import read_picture
@@ -21,14 +22,18 @@ TEXT_OPTION = "draft_file"  # of recipes that take a text
 def with_page_drafts(work: Workload, images: Sequence[Sequence[Image.Image]]) -> Workload:
     """The workload, whose requests bring a text of their `images` to recipes that take one.
 
-    A recipe with a text of its own (`draft_file`) keeps that.
+    A recipe with a text of its own (`draft_file`) keeps that. Those with a view of captions get
+    the same texts for them.
     """
     pages = PageTexts(work.timed, images)
 
     def make_runner(fast: Any) -> Runner:
         options = fast.recipe.options
-        takes_text = TEXT_OPTION in options and options[TEXT_OPTION] is None
-        return ParsedPages(fast, pages) if takes_text else work.fast(fast)
+        if TEXT_OPTION in options and options[TEXT_OPTION] is None:
+            return ParsedPages(fast, pages, DRAFT)
+        if "caption" in options.get("views", ()):
+            return ParsedPages(fast, pages, CAPTIONS)
+        return work.fast(fast)
 
     return replace(work, fast=make_runner, supplies=(TEXT_OPTION,))
 
@@ -59,9 +64,10 @@ class ParsedPages(Speculative):
     """A recipe that takes a text, with that of the images of each request."""
 
     pages: PageTexts
+    key: str  # of `drafter_inputs`
 
     def run(self, request: Mapping[str, Any], seed: int) -> RunResult:
-        given = {**request, "drafter_inputs": {DRAFT: self.pages.of(request)}}
+        given = {**request, "drafter_inputs": {self.key: self.pages.of(request)}}
         return SpeculativeGenerate(self.fast).run(given, seed)
 
     def run_first_token(self, request: Mapping[str, Any], seed: int) -> RunResult:

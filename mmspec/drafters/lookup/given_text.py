@@ -203,7 +203,7 @@ def given_text(kit: Kit) -> Drafter:
     """Drafts from a text given with the call."""
     model = _hf.unwrap_compiled(kit.target.model)
     ends = _hf.eos_ids(model.generation_config) if model.can_generate() else ()
-    tokenizer = _load_tokenizer(kit.options["processor"], str(model.config._name_or_path or ""))
+    tokenizer = find_tokenizer(kit)
     file, default = kit.options["draft_file"], None
     if file is not None:
         if not isinstance(file, str | Path) or not Path(file).is_file():
@@ -220,8 +220,13 @@ def given_text(kit: Kit) -> Drafter:
     return GivenText(length_of(kit), *arguments)
 
 
-def _load_tokenizer(given: Any, source: str) -> Any:
-    """The tokenizer given, that of a given processor, or the one in the target's folder."""
+def find_tokenizer(kit: Kit) -> Any:
+    """The tokenizer of the option `processor`, or the one in the target's folder; None = neither.
+
+    Raises ValueError for another option.
+    """
+    given = kit.options["processor"]
+    source = str(_hf.unwrap_compiled(kit.target.model).config._name_or_path or "")
     if given is not None:
         if not callable(given):
             raise ValueError(

@@ -66,6 +66,33 @@ class TextInputs(DraftInputs):
         return pad_rows(rows, context.device)
 
 
+CAPTIONS = "captions"  # key of `drafter_inputs`: token ids per row
+
+
+@dataclass(frozen=True)
+class CaptionInputs(DraftInputs):
+    """Text only: a caption, given with the call, in place of the first image (TABED, 2026).
+
+    Raises ValueError for a caption of a row without an image.
+    """
+
+    hidden: tuple[int, ...] = ()  # ids of images
+    name: str = "caption"
+
+    def build(self, context: Context, backbone: Reader) -> Mapping[str, Any]:
+        hidden, rows = set(self.hidden), list[list[int]]()
+        captions = context.request.drafter_inputs[CAPTIONS]
+        for row, (tokens, caption) in enumerate(zip(prompt_tokens(context), captions, strict=True)):
+            first = next((at for at, one in enumerate(tokens) if one in hidden), len(tokens))
+            if caption and first == len(tokens):
+                raise ValueError(
+                    f"prompt {row} has a caption, but no image that it would stand for; give None"
+                )
+            rest = [token for token in tokens[first:] if token not in hidden]
+            rows.append([*tokens[:first], *caption, *rest])
+        return pad_rows(rows, context.device)
+
+
 @dataclass(frozen=True)
 class PlaceholderInputs(DraftInputs):
     """The unchanged prompt, placeholders read as ordinary tokens; no image."""
@@ -221,9 +248,10 @@ def draft_request(context: Context) -> dict[str, Any]:
     Embeddings are the target's own: a prompt of embeddings alone is replaced by `drafter_inputs`.
     The target's encoder output is left out where there are other inputs to encode.
     """
-    given, own = context.request.inputs, context.request.drafter_inputs
+    given, own = context.request.inputs, dict(context.request.drafter_inputs)
+    own.pop(CAPTIONS, None)  # no input of a model
     if given.get("input_ids") is None:
-        return dict(own)
+        return own
     left = ("inputs_embeds", *(("encoder_outputs",) if own or "source_ids" in given else ()))
     rest = {name: value for name, value in given.items() if name not in left}
     return {**rest, **own}

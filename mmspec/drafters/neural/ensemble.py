@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
@@ -22,7 +22,10 @@ from mmspec.drafters.draft_model import (
     waiting_block,
 )
 from mmspec.drafters.lengths.length import Fixed
+from mmspec.drafters.lookup.given_text import find_tokenizer
 from mmspec.drafters.neural.draft_inputs import (
+    CAPTIONS,
+    CaptionInputs,
     DraftInputs,
     PixelInputs,
     PlaceholderInputs,
@@ -32,7 +35,7 @@ from mmspec.drafters.neural.draft_inputs import (
 from mmspec.drafters.neural.small_model import SMALL_MODEL, build_autoregressive
 from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, Weighting
 from mmspec.drafters.shapes import Chain
-from mmspec.errors import format_value
+from mmspec.errors import format_value, is_integer
 from mmspec.models.compatibility import check_same_device
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.cache import SlotCache
@@ -55,6 +58,7 @@ class Ensemble(DraftModel):
     backbone: Reader
     views: tuple[DraftInputs, ...]
     weighting: Weighting = field(default_factory=FixedWeights)
+    captions: CaptionReader | None = None  # None = no view reads captions
     reads_prompt: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
@@ -69,6 +73,15 @@ class Ensemble(DraftModel):
     def required_features(self) -> frozenset[str]:
         empty: frozenset[str] = frozenset()
         return empty.union(*(view.required_features for view in self.views))
+
+    @property
+    def input_names(self) -> frozenset[str]:
+        return frozenset() if self.captions is None else frozenset({CAPTIONS})
+
+    def prepare_inputs(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
+        if self.captions is None:
+            return inputs
+        return {**inputs, CAPTIONS: self.captions.read(inputs.get(CAPTIONS), batch)}
 
     def begin(self, context: Context) -> _EnsembleState:
         indices = self.weighting.begin(context.batch, len(self.views), context.device)
@@ -126,6 +139,49 @@ class Ensemble(DraftModel):
         if self.weighting.learns:
             state.log_probs.append(log_probs)
         return mix_distributions(log_probs, state.weights, distributions[0].hard)
+
+
+@dataclass(frozen=True)
+class CaptionReader:
+    """Captions of a call as token ids of the draft model."""
+
+    tokenizer: Any  # None = texts cannot be read
+    vocabulary: int
+
+    def read(self, captions: Any, batch: int) -> list[list[int]]:
+        """Ids per row of texts, which begin with "image: " as in TABED, or of ids, read as given.
+
+        None is the caption of a row without an image. Raises ValueError for captions that are
+        missing, not one per row, or neither.
+        """
+        is_list = isinstance(captions, list | tuple)
+        if not is_list or len(captions) != batch:
+            shown = f"{len(captions)} captions" if is_list else format_value(captions)
+            raise ValueError(
+                f"drafter_inputs has {CAPTIONS}={shown} for {batch} prompts, and the view "
+                f"'caption' reads one of each; give drafter_inputs={{{CAPTIONS!r}: [text, ...]}}, "
+                "or leave 'caption' out of views="
+            )
+        return [[] if one is None else self._ids(one) for one in captions]
+
+    def _ids(self, caption: Any) -> list[int]:
+        if isinstance(caption, str):
+            if self.tokenizer is None:
+                raise ValueError(
+                    "captions are texts, and the target's tokenizer was not found beside its "
+                    "weights; give processor= to accelerate, or captions of token ids"
+                )
+            ids = self.tokenizer(f"image: {caption}", add_special_tokens=False).input_ids
+            return [one for one in ids if one < self.vocabulary]
+        ids = caption.tolist() if isinstance(caption, Tensor) else caption
+        if isinstance(ids, list | tuple) and all(
+            is_integer(one) and 0 <= one < self.vocabulary for one in ids
+        ):
+            return list(ids)
+        raise ValueError(
+            f"a caption is a text or a list of token ids below {self.vocabulary}, not "
+            f"{format_value(caption)}; give one of these"
+        )
 
 
 @dataclass
@@ -226,7 +282,7 @@ def tested_ensemble(kit: Kit) -> Drafter:
     return _ensemble(kit, Agreement(kit.options["steps"], kit.options["window"]))
 
 
-VIEWS = ("pixels", "nothing", "pooled", "placeholders")
+VIEWS = ("pixels", "nothing", "pooled", "placeholders", "caption")
 
 
 def with_views(
@@ -240,9 +296,8 @@ def with_views(
         sees="pixels",
         draft_model=(SMALL_MODEL,),
         needs=("image input",),
-        options={"views": VIEWS[:3], **options},
+        options={"views": VIEWS[:3], "processor": None, **options},
         paper=paper,
-        reconstructed="no caption view",
     )
 
 
@@ -257,7 +312,14 @@ def _ensemble(kit: Kit, weighting: Weighting) -> Drafter:
     assert kit.drafter is not None
     check_same_device(kit.target, kit.drafter)
     views = tuple(_view(kit, name) for name in names)
-    return build_autoregressive(kit, Ensemble(kit.drafter, views, weighting))
+    captions = _caption_reader(kit) if "caption" in names else None
+    return build_autoregressive(kit, Ensemble(kit.drafter, views, weighting, captions))
+
+
+def _caption_reader(kit: Kit) -> CaptionReader:
+    """Reads captions with the tokenizer of the target, which the draft model shares."""
+    assert kit.drafter is not None
+    return CaptionReader(find_tokenizer(kit), kit.drafter.vocabulary)
 
 
 def _view(kit: Kit, name: str) -> DraftInputs:
@@ -268,4 +330,6 @@ def _view(kit: Kit, name: str) -> DraftInputs:
         return PixelInputs()
     if name == "placeholders":
         return PlaceholderInputs()
+    if name == "caption":
+        return CaptionInputs(kit.target.visual_ids)
     return TextInputs(kit.target.visual_ids)

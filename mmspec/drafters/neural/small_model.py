@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -57,6 +57,10 @@ class ModelDrafter(Drafter):
     sees = delegate_to("model.sees")
     required_features = delegate_to("model.required_features")
     reads_prompt = delegate_to("model.reads_prompt")
+    input_names = delegate_to("model.input_names")
+
+    def prepare_inputs(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
+        return super().prepare_inputs(self.model.prepare_inputs(inputs, batch), batch)
 
 
 @dataclass(frozen=True)

@@ -8,12 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 from torch.testing import assert_close
+from transformers import AutoTokenizer
 
 import mmspec
-from mmspec.drafters.neural.ensemble import mix_distributions
+from mmspec.drafters.neural.ensemble import CaptionReader, mix_distributions
+from mmspec.drafters.neural.small_model import Autoregressive
 from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, simplex
 from tests import toys
 from tests.covering import covering
+from tests.toys.folders import WORDS, save_text
 
 torch.set_num_threads(1)
 
@@ -162,7 +165,7 @@ def test_the_mixture_is_recorded_for_rejection(recipe: str, verifier: str) -> No
 @pytest.mark.parametrize(
     ("parts", "message"),
     [
-        ({"views": ["caption"]}, "must be a list out of pixels, nothing, pooled"),
+        ({"views": ["sound"]}, "must be a list out of pixels, nothing, pooled"),
         ({"views": []}, "must be a list"),
         ({"sees": "nothing"}, "has its own views"),
         ({"weights": [1.0]}, r"weights=\[1.0\] must be a list of 3 numbers"),
@@ -182,3 +185,95 @@ def test_bad_weights_are_refused() -> None:
         FixedWeights((1.0, 2.0)).begin(1, 3, torch.device("cpu"))
     with pytest.raises(ValueError, match="at least 1 step"):
         Agreement(steps=0)
+
+
+CAPTIONS: list[Any] = [[7, 8, 9], [11]]
+
+
+def captioned(captions: Any = CAPTIONS, **parts: Any) -> Any:
+    """A recipe with the view of captions alone, and the arguments of a call."""
+    model, request = toys.model("llava"), toys.inputs("llava", batch=2, ragged=True)
+    parts = {"drafter": toys.model("llava", seed=1), "length": LENGTH, **parts}
+    fast = mmspec.accelerate(model, "ibed", **{"views": ["caption"], **parts})
+    return fast, {**request, "max_new_tokens": ROOM, "drafter_inputs": {"captions": captions}}
+
+
+@pytest.mark.parametrize("views", [["caption"], ["nothing", "caption"]])
+def test_a_caption_stands_for_the_image(monkeypatch: pytest.MonkeyPatch, views: list[str]) -> None:
+    """The first draft is what the draft model generates after the prompt with the caption."""
+    small, drafts, rounds = toys.model("llava", seed=1), list[Any](), list[Any]()
+    propose = Autoregressive.propose
+
+    def noted(self: Any, *args: Any) -> Any:
+        drafts.append(propose(self, *args))
+        return drafts[-1]
+
+    monkeypatch.setattr(Autoregressive, "propose", noted)
+    weights = [float(one == "caption") for one in views]
+    fast, request = captioned(views=views, weights=weights)
+    fast.generate(**request, do_sample=False, on_round=rounds.append)
+    marks = {small.config.image_token_id}
+    for row, caption in enumerate(CAPTIONS):
+        ids, mask = request["input_ids"][row], request["attention_mask"][row]
+        prompt = ids[mask.bool()].tolist()
+        first = prompt.index(small.config.image_token_id)
+        text = [*prompt[:first], *caption, *(one for one in prompt[first:] if one not in marks)]
+        text += rounds[0].tokens[row]  # of the prefill
+        expected = small.generate(torch.tensor([text]), max_new_tokens=LENGTH, do_sample=False)
+        assert drafts[0].tokens[row].tolist() == expected[0, len(text) :].tolist()
+
+
+@pytest.mark.parametrize("recipe", ["ibed", "tabed"])
+def test_captions_change_drafts_alone(recipe: str) -> None:
+    model = toys.model("llava")
+    parts: dict[str, Any] = {"drafter": toys.model("llava", seed=1), "views": [*VIEWS, "caption"]}
+    fast, request = mmspec.accelerate(model, recipe, **parts), captioned()[1]
+    given = request.pop("drafter_inputs")
+    for how in ({"do_sample": False}, {"temperature": 1.0, "seed": 2}):
+        plain = mmspec.decode_plain(model, **request, **how)
+        out = fast.generate(**request, **how, drafter_inputs=given)
+        assert torch.equal(out.sequences, plain.sequences)
+        assert out.stats.fallback is None
+    hooked = model.generate(**request, do_sample=False, custom_generate=fast, drafter_inputs=given)
+    assert torch.equal(hooked, model.generate(**request, do_sample=False))
+
+
+def test_captions_are_read_by_the_tokenizer(tmp_path: Any) -> None:
+    save_text(toys.model("llama", layers=1), tmp_path, [*WORDS[:10], "image", ":", "w99"])
+    reader = CaptionReader(AutoTokenizer.from_pretrained(tmp_path), 12)
+    assert reader.read(["w3 w2", "w99 w4"], 2) == [[10, 11, 3, 2], [10, 11, 4]]
+    assert reader.read([torch.tensor([4, 1]), []], 2) == [[4, 1], []]
+
+
+@pytest.mark.parametrize(
+    ("captions", "message"),
+    [
+        (None, "captions=None for 2 prompts, and the view 'caption' reads one of each"),
+        ("a ring", "captions='a ring' for 2 prompts"),
+        ([[1]], "captions=1 captions for 2 prompts"),
+        (["a ring", [1]], "tokenizer was not found"),
+        ([[1], [10**6]], "a list of token ids below"),
+        ([[1], [True]], "a list of token ids below"),
+        ([[1], 5], "a list of token ids below .* not 5"),
+    ],
+)
+def test_wrong_captions_are_refused(captions: Any, message: str) -> None:
+    fast, request = captioned(captions)
+    with pytest.raises(ValueError, match=message):
+        fast.generate(**request)
+
+
+def test_captions_without_their_view_are_refused() -> None:
+    fast, request = captioned(views=["pixels"])
+    with pytest.raises(ValueError, match="captions"):
+        fast.generate(**request)
+
+
+def test_a_caption_of_no_image_is_not_drafted_from() -> None:
+    fast, request = captioned()
+    ids = torch.tensor([[5, 6], [7, 8]])
+    text = {"input_ids": ids, "drafter_inputs": request["drafter_inputs"]}
+    out = fast.generate(**text, max_new_tokens=8, do_sample=False)
+    assert "prompt 0 has a caption, but no image" in str(out.stats.fallback)
+    text["drafter_inputs"] = {"captions": [None, None]}
+    assert fast.generate(**text, max_new_tokens=8, do_sample=False).stats.fallback is None

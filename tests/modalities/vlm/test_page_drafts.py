@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 
 from mmspec import recipes, zoo
 from mmspec.api import accelerate
+from mmspec.drafters.neural.draft_inputs import CAPTIONS
 from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.modalities.vlm.measures import workload
@@ -37,6 +39,17 @@ def test_other_recipes_and_own_texts_stay_as_they_are() -> None:
     for recipe in (recipes.get("coupled"), SimpleNamespace(options=own)):
         assert work.fast(SimpleNamespace(recipe=recipe)) is plain
     assert isinstance(work.fast(SimpleNamespace(recipe=hsd)), ParsedPages)
+
+
+def test_recipes_with_a_view_of_captions_get_them() -> None:
+    plain: Any = SimpleNamespace()
+    work = with_page_drafts(Workload(timed=[], plain=plain, fast=lambda fast: plain), [])
+    own = recipes.get("tabed")
+    captioned = replace(own, options={**own.options, "views": ["pixels", "caption"]})
+    assert work.fast(SimpleNamespace(recipe=own)) is plain
+    runner = work.fast(SimpleNamespace(recipe=captioned))
+    assert isinstance(runner, ParsedPages)
+    assert runner.key == CAPTIONS
 
 
 @pytest.mark.exhaustive
