@@ -73,7 +73,14 @@ def compare_with_alone(fast: Any, requests: list[Request], max_rows: int = 4) ->
     return counters.row_rounds / counters.rounds
 
 
-@pytest.mark.parametrize(("family", "count"), [("llava", 40), ("qwen2_5_vl", 20)])
+@pytest.mark.parametrize(
+    ("family", "count"),
+    [
+        ("llava", 40),
+        ("qwen2_5_vl", 20),
+        pytest.param("llava", 100, marks=pytest.mark.exhaustive),
+    ],
+)
 def test_requests_in_random_order_get_their_own_tokens(family: str, count: int) -> None:
     fast = accelerated(family, "coupled")
     assert compare_with_alone(fast, mixed_requests(family, count), max_rows=8) > 2
