@@ -51,6 +51,7 @@ class Branches:
     counts: tuple[int, ...]  # per rank, how many of the first branches may have such a child
     last: Tensor  # (1 or B, M, 1) slot of the last child, padding included
     has_gaps: bool = False  # whether any of those may still lack it: padding, or rows that differ
+    sizes: tuple[int, ...] = ()  # children of each branch, where there are no gaps
 
     def real_children(self) -> Tensor:  # (1 or B, M, C)
         """`real`, also where all are."""
@@ -104,6 +105,7 @@ class BranchLayout:
     branch: Tensor  # (N + 1,) branch of each row of `scores`, 0 for leaves
     share: Tensor  # (N + 1, 1) of p in the next token: 1 for leaves, else `NEVER`
     first: tuple[int, ...] = ()  # first child of each branch, for shared trees
+    sizes: tuple[int, ...] = ()  # children of each branch, for shared trees
     parent: Tensor | None = None  # (N,) branch of each node's parent, for shared trees
     rank: Tensor | None = None  # (N,) index of each node among its siblings
 
@@ -162,6 +164,7 @@ def _shared_layout(tree: Tree, device: torch.device) -> BranchLayout:
         on([place.get(row, 0) for row in range(tree.nodes + 1)]),
         on([[NEVER if row in place else 1.0] for row in range(tree.nodes + 1)]),
         tuple(tree.children[row][0] for row in rows),
+        tuple(sizes[row] for row in rows),
         on([place[up + 1] for up in tree.parents]),
         on(ranks),
     )
@@ -199,7 +202,7 @@ def gather_branches(draft: Draft, probs: Tensor, layout: BranchLayout) -> Branch
         else:
             own = _first_of(own, layout.first)
         q = own.probs.to(p)
-    return Branches(p, q, tokens, real, layout.counts, layout.last, has_gaps)
+    return Branches(p, q, tokens, real, layout.counts, layout.last, has_gaps, layout.sizes)
 
 
 def _first_of(drafted: Categorical, nodes: tuple[int, ...]) -> Categorical:  # (B, M)

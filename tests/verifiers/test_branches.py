@@ -118,6 +118,20 @@ def test_the_first_token_is_the_target_s_in_any_shape(
         assert p_value(counts[support], (given.p[support] * ROWS).double()) > ALARM
 
 
+@pytest.mark.parametrize(("verifier", "kind"), VERIFIERS, ids=str)
+def test_padding_counts_as_no_child_in_any_layout(verifier: Verifier, kind: Kind) -> None:
+    """A shared tree with padding accepts as rows that differ, with the same noise."""
+    if kind is Kind.HUB:  # the sampled child is the last of its siblings
+        return
+    given = Round.make(UNEVEN, kind, dtype=torch.float64)
+    hidden = torch.tensor([0, 1, 0, 0, 1, 0, 0, 0, 1]).bool()
+    masked = replace(given.draft, mask=~hidden.expand(ROWS, -1), padded=True)
+    ragged = replace(masked, tree=None, max_depth=UNEVEN.depth)
+    one, other = (verifier.verify(draft, given.scores, given.noise) for draft in (masked, ragged))
+    assert torch.equal(one.path, other.path)
+    assert torch.equal(one.length, other.length)
+
+
 def test_a_residual_from_p_fails_the_same_test() -> None:
     given = Round.make(UNEVEN, Kind.WOR)
 

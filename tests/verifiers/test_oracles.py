@@ -8,6 +8,7 @@ from itertools import chain, combinations, permutations
 import pytest
 import torch
 from torch import Tensor
+from torch.nn import functional
 from torch.testing import assert_close
 
 from mmspec.distributions.categorical import Categorical, residual
@@ -93,17 +94,37 @@ def test_k_seq_accepts_as_in_the_table(
         p, q = E[name]
         assert expected_accepted(p, q, KSeq(), siblings, Kind.IID) == pytest.approx(value, abs=1e-6)
         k = torch.full((1, 1), float(siblings), dtype=p.dtype)
-        assert acceptance_ratio(p[None], q[None], k).item() == pytest.approx(rho, abs=1e-6)
+        found = acceptance_ratio(p[None], q[None], k, siblings)
+        assert found.item() == pytest.approx(rho, abs=1e-6)
 
 
-def test_the_ratio_of_k_seq_is_the_root_or_just_above_it_in_float32() -> None:
+@pytest.mark.parametrize(("size", "bins"), [(4, 2**12), (20_000, 20_000), (150_000, 2**16)])
+def test_the_ratio_of_k_seq_is_the_root_or_just_above_it_in_float32(size: int, bins: int) -> None:
     """Below the root the residual would be negative; far above it too few drafts are accepted."""
-    for p, q in (*E.values(), TWO):
-        k = torch.tensor([[2.0], [3.0], [8.0]])
-        root = acceptance_ratio(p.expand(3, -1), q.expand(3, -1), k.double())
-        above = acceptance_ratio(p.float().expand(3, -1), q.float().expand(3, -1), k) - root
+    k = torch.tensor([[2.0], [3.0], [8.0]])
+    ramp = torch.linspace(0, 1 / size, size, dtype=torch.float64)
+
+    def widen(one: Tensor, more: Tensor) -> Tensor:
+        mixed = functional.pad(one, (0, size - len(one))) + more
+        return (mixed / mixed.sum()).expand(3, -1)
+
+    for one, other in (*E.values(), TWO):
+        p, q = widen(one, ramp), widen(other, ramp.flip(0))
+        root = acceptance_ratio(p, q, k.double(), 8)
+        assert_close(_bisect_ratio(p, q, k.double()), root, atol=1e-9, rtol=0)
+        above = acceptance_ratio(p.float(), q.float(), k, 8) - root
         assert bool((above >= -1e-6).all())
-        assert bool((above <= 2.0**-16 * (k - 1) + 1e-6).all())
+        assert bool((above <= 7 / bins + 1e-6).all())
+
+
+def _bisect_ratio(p: Tensor, q: Tensor, k: Tensor) -> Tensor:
+    low, high = torch.ones_like(k), k.clone()
+    for _ in range(50):
+        middle = (low + high) / 2
+        beta = torch.minimum(q, p / middle).sum(-1, keepdim=True)
+        below = middle * beta + (1 - beta) ** k < 1
+        low, high = torch.where(below, middle, low), torch.where(below, high, middle)
+    return high
 
 
 GAMMAS: list[tuple[Verifier, tuple[Tensor, Tensor], dict[int, str]]] = [
