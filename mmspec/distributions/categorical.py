@@ -164,13 +164,17 @@ class Categorical:
 
     @staticmethod
     def cat(distributions: Sequence[Categorical], dim: int = 1) -> Categorical:
-        """Join distributions along an existing batch axis; recomputes probabilities."""
+        """Join distributions along an existing batch axis; probabilities if all were computed."""
         if len(distributions) == 1:
             return distributions[0]
-        return Categorical(
-            torch.cat([distribution.scores for distribution in distributions], dim),
-            distributions[0].hard,
-        )
+
+        def join() -> Tensor:
+            return torch.cat([one.scores for one in distributions], dim)
+
+        hard = distributions[0].hard
+        if all("probs" in vars(one) for one in distributions):
+            return Categorical(join, hard, torch.cat([one.probs for one in distributions], dim))
+        return Categorical(join(), hard)
 
 
 @lru_cache(maxsize=64)

@@ -23,7 +23,7 @@ from mmspec.distributions.categorical import Categorical, probs_of_tokens
 from mmspec.distributions.sampling import Prefix
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.trees.draws import draw
-from mmspec.targets.memory import TokenBlock, build_block
+from mmspec.targets.memory import BlockSeries, TokenBlock, build_block
 from mmspec.targets.tokens.context import Context, prefix_of
 from mmspec.trees import additive_mask, paths_of_visible
 
@@ -129,6 +129,23 @@ class FirstBlock:
     commit: Callable[[], None]  # count them as read
 
 
+@dataclass(frozen=True, eq=False)
+class LayoutSeries:
+    """All layouts of a draft, of n nodes in the order of reading; `counts` are those of each."""
+
+    depths: Tensor  # (1, n)
+    visible: Tensor  # (1, n, n) bool
+    counts: tuple[int, ...]
+    blocks: dict[torch.dtype, BlockSeries] = field(default_factory=dict)
+
+    def place(self, dtype: torch.dtype) -> BlockSeries:
+        """As blocks with an additive mask; computed once."""
+        if dtype not in self.blocks:
+            corner = additive_mask(self.visible, dtype)
+            self.blocks[dtype] = BlockSeries(self.depths, corner, self.counts)
+        return self.blocks[dtype]
+
+
 @dataclass(frozen=True)
 class Layout:
     """Depths and attention mask of n nodes after the nodes read earlier in the round.
@@ -140,6 +157,8 @@ class Layout:
     visible: Tensor  # (1 or B, n, read before + n) bool: read nodes each one attends to
     masks: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
     known_parents: tuple[Tensor, int] | None = None  # of nodes read one level before, less that
+    series: LayoutSeries | None = None  # which it is a part of, where all are fixed
+    part: int = 0
 
     def place_after(self, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Depths and additive mask after `waiting` tokens that are not cached; computed once."""
@@ -190,9 +209,13 @@ class DraftNodes:
         """As a token block after the cached tokens and `waiting` uncached ones, where `like` is."""
         depths, mask = self.layout.place_after(waiting, like.dtype)
         tokens, count = self.tokens, self.tokens.shape[1]
+        before, own = mask.shape[2] - count, self.layout.series
         if tokens.device != like.device:  # a draft model on a device of its own
             tokens, depths, mask = (one.to(like.device) for one in (tokens, depths, mask))
-        return TokenBlock(tokens, depths, mask, 0, None, mask.shape[2] - count)
+            own = None
+        series = None if waiting or own is None else own.place(like.dtype)
+        part = self.layout.part
+        return TokenBlock(tokens, depths, mask, 0, None, before, series=series, part=part)
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from mmspec.drafters.draft_model import (
     DraftUpdate,
     GrownDraft,
     Layout,
+    LayoutSeries,
     chain_layout,
     draw_next_token,
     empty_growth,
@@ -232,12 +233,14 @@ class _TreeLevel:
     inner: list[int]  # slots of those that are read, because they have children
     depth: int
     visible: Tensor  # (1, inner, read before + inner) bool
+    tree: Tree
     by_device: dict[torch.device, _LevelIndices] = field(default_factory=dict)
 
     def indices_on(self, device: torch.device) -> _LevelIndices:
         if device not in self.by_device:
             depths = torch.full((1, len(self.inner)), self.depth, device=device)
-            layout = Layout(depths, self.visible.to(device))
+            visible, series = self.visible.to(device), _series(self.tree, device)
+            layout = Layout(depths, visible, series=series, part=self.depth)
             whole = self.inner == [*range(self.read * self.width)]
             inner = None if whole else torch.tensor(self.inner, dtype=torch.int64, device=device)
             self.by_device[device] = _LevelIndices(inner, layout)
@@ -272,11 +275,24 @@ def _plan(tree: Tree) -> tuple[_TreeLevel, ...]:
         visible = ancestors[inner][:, read_nodes[: num_read + len(inner)]][None]
         read_slots = [slots[nodes.index(node)] for node in inner]
         levels.append(
-            _TreeLevel(first, len(parents), width, list(nodes), slots, read_slots, depth, visible)
+            _TreeLevel(
+                first, len(parents), width, list(nodes), slots, read_slots, depth, visible, tree
+            )
         )
         first += len(parents)
         parents, num_read = inner, num_read + len(inner)
     return tuple(levels)
+
+
+@lru_cache(maxsize=64)
+def _series(tree: Tree, device: torch.device) -> LayoutSeries | None:
+    """The layouts of all levels that are read, if there are several."""
+    read = [[node for node in level if tree.children[node + 1]] for level in tree.levels]
+    counts = tuple(len(level) for level in read if level)
+    nodes = [node for level in read for node in level]
+    depths = torch.tensor([tree.depths[node] for node in nodes], device=device)[None]
+    visible = tree.ancestors_on(device)[:, nodes][:, :, nodes]
+    return LayoutSeries(depths, visible, counts) if len(counts) > 1 else None
 
 
 @lru_cache(maxsize=64)

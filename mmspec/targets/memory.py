@@ -24,6 +24,18 @@ if TYPE_CHECKING:
     from mmspec.targets.readers.rotary import PositionTable
 
 
+@dataclass(frozen=True, eq=False)
+class BlockSeries:
+    """Blocks of draft nodes that are read one after the other, placed with the first of them.
+
+    `counts` are their nodes, n in all.
+    """
+
+    depths: Tensor  # (1, n) rotary offset from the first uncommitted slot
+    corner: Tensor  # (1, n, n) additive mask
+    counts: tuple[int, ...]
+
+
 @dataclass(frozen=True)
 class TokenBlock:
     """Tokens of one forward: P waiting (pending) tokens per row, then N draft nodes; q = P + N.
@@ -41,6 +53,8 @@ class TokenBlock:
     num_preceding: int = 0
     embeds: Tensor | None = None  # (B, N, D) input embeddings in place of the draft tokens
     is_chain: bool = True  # False = nodes have siblings
+    series: BlockSeries | None = None  # which this block, of draft nodes alone, is a part of
+    part: int = 0
 
     @property
     def length(self) -> int:
@@ -150,6 +164,7 @@ class Memory:
         self.is_stepwise = False  # the model makes positions and masks: chains of one row only
         self.max_position: int | None = None  # the last position id, see `place`
         self.fixed: Any = None  # `FixedSlots`, where blocks are read by compiled graphs
+        self.placed: Any = None  # the series that is being read, where it is, and its positions
         self.model_cache: Any = cache  # the one passed to the model; encoder-decoders wrap slots
         self.source: Any = None  # encoder outputs of an encoder-decoder
         self.forked: Any = None  # `ForkedRead` of a tree that recurrent layers have read
@@ -169,16 +184,16 @@ class Memory:
         Returns position_ids (1 or B, q), the additive mask (1 or B, 1, q, view) or None where one
         token attends to everything, and the slots of the queries (1 or B, q) for window masks.
         """
-        first = self.lengths[0]
+        first, positions = self.lengths[0], None
         if block.pads is None and all(slot == first for slot in self.lengths):
             self.cache.plan_uniform(first + block.num_preceding, block.length)
-            alone = self.is_maskless and block.length == 1 and not block.num_preceding
-            mask = None if alone else self.mask.place_uniform(first, block.corner)
+            mask, positions = self._place_part(block, first)
         else:
             view = max(self.lengths) + block.num_preceding + block.length
             self.cache.plan_rows(self._slots(block), view)
-            mask = self.mask.place_ragged(self.lengths, block, view)
-        positions = block.depths + to_column(self.rope, block.depths.device)
+            mask, self.placed = self.mask.place_ragged(self.lengths, block, view), None
+        if positions is None:
+            positions = block.depths + to_column(self.rope, block.depths.device)
         if block.pads is not None:
             positions = positions.clamp_min(0)
         if self.max_position is not None:  # a finished row is still read while others continue
@@ -188,6 +203,21 @@ class Memory:
             queries = queries + to_column(self.lengths, block.depths.device)
             self.cache.plan.low = max(min(self.lengths) - self.window + 1, 0)
         return positions, mask, queries
+
+    def _place_part(self, block: TokenBlock, at: int) -> tuple[Tensor | None, Any]:
+        """Mask and positions of a block; with the first of a series, those of all its blocks."""
+        series, count, before = block.series, block.length, block.num_preceding
+        is_alone = self.is_maskless and count == 1 and not before
+        if series is not None and not block.part:
+            mask = self.mask.place_uniform(at, series.corner, count)
+            positions = series.depths + to_column(self.rope, series.depths.device)
+            self.placed = series, (at, *self.rope), positions.split(series.counts, 1)
+            return None if is_alone else mask, self.placed[2][0]
+        if self.placed is not None and self.placed[:2] == (series, (at, *self.rope)):
+            mask = self.mask.view(count, 0, at + before + count, before)
+            return mask, self.placed[2][block.part]
+        self.placed = None
+        return None if is_alone else self.mask.place_uniform(at, block.corner), None
 
     def place_step(self, block: TokenBlock) -> tuple[Tensor, Tensor]:
         """Plan the slots of a chain of one row, as `generate()` places it.

@@ -335,22 +335,22 @@ class Mask:
         own = self.buffer[..., : bias.shape[1]]
         own.add_(bias.to(self.dtype)[:, None, None]).clamp_min_(self.hide)
 
-    def place_uniform(self, at: int, corner: Tensor) -> Tensor:
-        """Write the corner at slot `at` of all rows; return a view (B or 1, 1, q, at + width)."""
+    def place_uniform(self, at: int, corner: Tensor, shown: int = 0) -> Tensor:
+        """Write the corner at slot `at` of all rows; view (B or 1, 1, q, at + width) or `shown`."""
         lines, stop = corner.shape[1], at + corner.shape[2]
         self._fit(lines, stop, corner.shape[0])
         opened = min(self.open)
         if opened < at:
             self.buffer.narrow(3, opened, at - opened).zero_()
-        self._view(lines, at, stop).copy_(corner[:, None] if len(corner) > 1 else corner)
+        self.view(lines, at, stop).copy_(corner[:, None] if len(corner) > 1 else corner)
         self.open = [at] * len(self.open)
         self.dirty = [max(dirty, stop) for dirty in self.dirty]
-        return self._view(lines, 0, stop)
+        return self.view(shown or lines, 0, at + shown if shown else stop)
 
-    def _view(self, lines: int, start: int, stop: int) -> Tensor:
-        """The first query lines over some slots; a single operation."""
+    def view(self, lines: int, start: int, stop: int, first: int = 0) -> Tensor:
+        """Query lines from the `first` on over some slots; a single operation."""
         own = self.buffer
-        offset = own.storage_offset() + start
+        offset = own.storage_offset() + start + first * own.stride(2)
         return own.as_strided((own.shape[0], 1, lines, stop - start), own.stride(), offset)
 
     def place_ragged(self, at: Sequence[int], block: TokenBlock, view: int) -> Tensor:

@@ -132,7 +132,8 @@ def draw_level(
         return top_of_all(distribution.scores + noise, count)
     if kind is Kind.HUB:
         return _hub(distribution, count, noise).flatten(1)
-    return quantile(distribution.probs, noise[..., :count]).flatten(1)
+    own = noise if noise.shape[-1] == count else noise[..., :count]
+    return quantile(distribution.probs, own).flatten(1)
 
 
 def draw_noise(

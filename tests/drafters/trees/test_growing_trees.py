@@ -11,15 +11,17 @@ import torch
 
 import mmspec
 from mmspec.draft import Draft, Kind
+from mmspec.drafters.draft_model import DraftNodes
 from mmspec.drafters.lengths.length import Fixed
 from mmspec.drafters.neural.shared import SharedBackbone
 from mmspec.drafters.neural.small_model import Autoregressive
-from mmspec.drafters.shapes import Chain, Shape, shape_of
+from mmspec.drafters.shapes import Chain, Shape, _plan, shape_of
 from mmspec.drafters.trees.auto_tree import AutoTree
 from mmspec.drafters.trees.best_first import BestFirstTree
 from mmspec.drafters.trees.dynamic_tree import DynamicTree
 from mmspec.drafters.trees.entropy_tree import EntropyTree
 from mmspec.targets.tokens.context import Context
+from mmspec.trees import Tree
 from tests import toys
 from tests.covering import covering
 from tests.drafters.driving import drive, greedy, inputs, tiny
@@ -106,3 +108,24 @@ def test_the_longest_path_is_known_before() -> None:
     assert max_depth == {"step": 4, "dijkstra": 4, "confident": 3, "entropy": 4, "auto": 4}
     assert Chain(Fixed(4)).max_depth == 4
     assert replace(BestFirstTree(), depth=2).max_depth == 2
+
+
+@torch.no_grad()
+def test_levels_placed_at_once_have_the_masks_and_positions_of_single_ones() -> None:
+    """Also where another block was read in between, so that the later levels are placed alone."""
+    small = toys.model("llama")
+    body: Any = mmspec.accelerate(small, "plain").session.bound.backbone
+    first, other = (body.prefill(toys.inputs("llama"), 64)[0] for _ in range(2))
+    tree = Tree.branching([3, 2, 2, 1])
+    levels = [level.indices_on(torch.device("cpu")).layout for level in _plan(tree) if level.inner]
+    for interrupted in (len(levels), 2):
+        for index, layout in enumerate(levels):
+            tokens = torch.zeros(1, layout.depths.shape[1], dtype=torch.int64)
+            block = DraftNodes(tokens, layout).block(first.like)
+            assert block.series is not None
+            if index == interrupted:
+                first.place(replace(block, series=None))
+            positions, mask, _ = first.place(block)
+            alone = other.place(replace(block, series=None))
+            assert torch.equal(positions, alone[0])
+            assert torch.equal(mask, alone[1])
