@@ -18,8 +18,8 @@ CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, 
     "coupled, sampled": (100, {"length": 5}, 5),
     "coupled, tree": (80, {"tree": [3, 2, 1, 1]}, 21),
     "coupled, tree, sampled": (100, {"tree": [3, 2, 1, 1]}, 21),
-    "dynamic-tree": (150, {}, 16),
-    "dynamic-tree, sampled": (180, {}, 16),
+    "dynamic-tree": (140, {}, 16),
+    "dynamic-tree, sampled": (175, {}, 16),
     "recursive-rejection": (80, {}, 21),
     "recursive-rejection, sampled": (150, {}, 21),
 }
@@ -27,8 +27,8 @@ RARE = {  # beside the default tests
     "spec-infer, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "greedy-multi-draft, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "spechub, sampled": (150, {}, 14),
-    "spectr, sampled": (300, {"tree": [3, 2, 1, 1]}, 21),
-    "traversal, sampled": (225, {"tree": [3, 2, 1, 1]}, 21),
+    "spectr, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
+    "traversal, sampled": (175, {"tree": [3, 2, 1, 1]}, 21),
 }
 ALL = (*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in RARE))
 AHEAD = 80  # more in a round that draws noise for the next ones too: at most one of these here

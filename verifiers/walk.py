@@ -114,9 +114,7 @@ def verify_tokens(draft: Draft, own: Tensor) -> Verdict:
         path, length, row = find_failed_path(
             draft, _differ(own[rows, draft.parents + 1], draft.tokens)
         )
-    if own.dim() == 2:
-        return Verdict(path, length, own.gather(1, row[:, None])[:, 0])
-    return Verdict(path, length, own[torch.arange(draft.batch, device=row.device), row])
+    return Verdict(path, length, own[row_indices(draft.batch, row.device), row])
 
 
 def _differ(left: Tensor, right: Tensor) -> Tensor:  # (B, N, *E) x2 -> (B, N)

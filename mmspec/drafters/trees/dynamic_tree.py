@@ -73,7 +73,9 @@ def rank_by_probability(
     def rank(distribution: Categorical, front: Front) -> Children:
         scored = perturb_level(distribution, noise, front.level).log_softmax(-1)
         values, tokens = scored.topk(count, -1)
-        score = front.log_q[..., None] + values.float()
+        score = values.float()
+        if front.level:
+            score = front.log_q[..., None] + score
         return Children(tokens, score, score, score)
 
     return rank
