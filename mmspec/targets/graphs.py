@@ -246,13 +246,14 @@ _ATOMS = frozenset((bool, int, float, str, type(None)))
 
 def copy_plain(value: Any) -> Any:
     """A copy of nested numbers, strings and functions; None for other objects."""
-    if isinstance(value, (bool, int, float, str)) or callable(value):
+    kind = type(value)  # isinstance reads an attribute of others, which takes configurations long
+    if kind in _ATOMS or issubclass(kind, (int, float, str)) or callable(value):
         return value
-    if isinstance(value, Mapping):
+    if issubclass(kind, Mapping):
         return {key: copy_plain(one) for key, one in value.items()}
-    if isinstance(value, (list, tuple)):
+    if issubclass(kind, (list, tuple)):
         return [copy_plain(one) for one in value]
-    return set(value) if isinstance(value, (set, frozenset)) else None
+    return set(value) if issubclass(kind, (set, frozenset)) else None
 
 
 def count_graphs() -> int:

@@ -33,6 +33,7 @@ from mmspec.targets.cache import windows_of
 from mmspec.targets.memory import build_block
 from mmspec.targets.readers.backbone import Backbone
 from mmspec.targets.readers.encoder_decoder import EncoderDecoder
+from mmspec.targets.readers.hooks import list_modules
 from mmspec.targets.readers.reader import KERNELS, USES, copy_reader, first_layers_reader
 from mmspec.targets.readers.rounding import rounding_margin, score_difference
 from mmspec.targets.tokens.context import append_tokens, make_word_ids
@@ -280,11 +281,9 @@ def _far(window: int) -> int:
 
 
 def configuration_key(reader: Checked) -> Key:
-    """A model's configuration and the types of its modules and weights.
-
-    Layers with dynamic quantisation read a block differently from single tokens.
-    """
-    parts = ((one, *vars(one)["_parameters"].values()) for one in reader.model.modules())
+    """A model's configuration and the types of its modules and weights."""
+    # layers with dynamic quantisation read a block differently from single tokens
+    parts = ((one, *vars(one)["_parameters"].values()) for one in list_modules([reader.model]))
     return reader.configuration, frozenset(type(part) for some in parts for part in some)
 
 
