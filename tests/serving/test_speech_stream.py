@@ -290,8 +290,31 @@ def test_a_run_that_nobody_listens_to_ends() -> None:
                 break
         await pieces.aclose()
 
-    asyncio.run(leave(10))
-    with pytest.raises(TimeoutError, match=r"0\.05 s"):
-        asyncio.run(leave(0.05))
-    queue.close()
+    async def leave_both() -> None:
+        await leave(10)
+        with pytest.raises(TimeoutError, match=r"0\.05 s"):
+            await leave(0.05)
+        await asyncio.to_thread(queue.close)  # while the loop goes on, as that of a server does
+
+    asyncio.run(leave_both())
     assert len(rounds) < 1000
+
+
+def test_what_no_round_could_decode_is_sent_at_the_end_of_a_run() -> None:
+    """Of a codec of whole utterances, and a model that decodes each request alone."""
+    whole, queue = torch.arange(5.0), SerialQueue()
+
+    def synthesize(request: Any) -> Any:
+        request["on_round"](SimpleNamespace(partial=lambda: pytest.fail("it cannot decode these")))
+        stats = SimpleNamespace(num_new_tokens=3)
+        return SimpleNamespace(waveform=whole, prompt_tokens=2, stats=stats)
+
+    async def collect() -> list[Any]:
+        codec: Any = SimpleNamespace(streams=False)
+        speaker = SerialSpeaker(synthesize, lambda _, text: {"text": text}, codec, queue, 10)
+        return [piece async for piece in speaker.run({}, "a", 0)]
+
+    pieces = asyncio.run(collect())
+    queue.close()
+    assert torch.equal(torch.cat([piece.samples for piece in pieces]), whole)
+    assert pieces[-1].usage == {"input_tokens": 2, "output_tokens": 3, "total_tokens": 5}
