@@ -232,6 +232,7 @@ def test_a_codec_of_whole_utterances_responds_in_one_piece() -> None:
         chunks, headers = stream(server, **ask(kind="wav"))
         data = b"".join(chunks)
         assert int(headers["content-length"]) == len(data)
+        assert struct.unpack("<I", data[4:8]) == (len(data) - 8,)
         with wave.open(io.BytesIO(data)) as file:
             assert 44 + 2 * file.getnframes() == len(data)
         check_same(data[44:], alone(fast))
