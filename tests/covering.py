@@ -40,9 +40,15 @@ def covering(*axes: Iterable[Any], strength: int = 2, by_default: bool = True) -
 
 
 def exhaustive(values: Iterable[Any], default: Container[Any]) -> list[Any]:
-    """All of `values`, for `parametrize`; those not in `default` under `-m exhaustive`."""
-    mark = pytest.mark.exhaustive
-    return [one if one in default else pytest.param(one, marks=mark) for one in values]
+    """All of `values`, for `parametrize`; those not in `default` under `-m exhaustive`.
+
+    A value that is a `pytest.param` keeps its own marks.
+    """
+    mark, marked = pytest.mark.exhaustive, type(pytest.param())
+    return [
+        one if isinstance(one, marked) or one in default else pytest.param(one, marks=mark)
+        for one in values
+    ]
 
 
 def _choose_cases(sizes: Sequence[int], strength: int) -> set[Case]:

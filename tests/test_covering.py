@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.covering import covering
+from tests.covering import covering, exhaustive
 
 
 @pytest.mark.parametrize("sizes", [(4,), (3, 2), (1, 5), (7, 3, 2), (4, 2, 3, 2)], ids=str)
@@ -42,3 +42,12 @@ def test_pairs_are_exhaustive_and_the_rest_is_slow(strength: int, by_default: bo
         is_met = met == {*product(axes[first], axes[second])}
         assert is_met or (strength == 1 and not by_default)
     assert marked["slow"]
+
+
+def test_values_with_marks_of_their_own_keep_them() -> None:
+    slow = pytest.param("c", marks=pytest.mark.slow)
+    found = exhaustive(["a", "b", slow], {"a"})
+    assert found[0] == "a"
+    assert found[1].values == ("b",)
+    assert [mark.name for mark in found[1].marks] == ["exhaustive"]
+    assert found[2] is slow
