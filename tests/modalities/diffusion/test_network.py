@@ -67,7 +67,7 @@ def test_plain_sampling_is_the_pipelines_own(name: str, more: dict[str, Any]) ->
 
 
 @pytest.mark.parametrize(
-    ("name", "recipe"), covering(["ddpm", "sd", "flux"], [COPIES, FROZEN], strength=1), ids=str
+    ("name", "recipe"), covering(["ddpm", "sd", "flux"], [COPIES, FROZEN], strength=1)
 )
 def test_a_window_of_one_is_plain_sampling_bit_for_bit(name: str, recipe: Recipe) -> None:
     pipe = shared_pipeline(name)
