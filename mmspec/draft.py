@@ -235,7 +235,8 @@ class Drafter(ABC):
     def kinds(self) -> tuple[Kind, ...]: ...  # that it can sample, preferred first
 
     @default_property
-    def sees(self) -> str:  # what of the image it is conditioned on
+    def sees(self) -> str:
+        """What of the image it is conditioned on."""
         return "nothing"
 
     @default_property
@@ -249,11 +250,13 @@ class Drafter(ABC):
         return False
 
     @default_property
-    def uses_trees(self) -> bool:  # whether it may propose anything but chains
+    def uses_trees(self) -> bool:
+        """Whether it may propose anything but chains."""
         return False
 
     @default_property
-    def carries_tokens(self) -> bool:  # whether tokens of a draft are carried over to the next
+    def carries_tokens(self) -> bool:
+        """Whether tokens of a draft are carried over to the next one."""
         return False
 
     @default_property
@@ -267,12 +270,9 @@ class Drafter(ABC):
         return frozenset()
 
     @default_property
-    def records_distribution(self) -> bool:  # whether drafts include what they were sampled from
+    def records_distribution(self) -> bool:
+        """Whether drafts include the distributions that their tokens were sampled from."""
         return True
-
-    @default_property
-    def input_names(self) -> frozenset[str]:  # of `drafter_inputs`, beside those of its model
-        return frozenset()
 
     def with_kind(self, kind: Kind) -> Drafter:  # the same, restricted to that kind
         return self

@@ -58,7 +58,7 @@ class DraftModel(ABC):
 
     @default_property
     def input_names(self) -> frozenset[str]:
-        """Names of `drafter_inputs` that it takes beside those of its model, as for a `Drafter`."""
+        """Names of `drafter_inputs` that it takes beside those of its model."""
         return frozenset()
 
     def prepare_inputs(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:

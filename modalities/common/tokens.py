@@ -19,6 +19,7 @@ from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
 from mmspec.drafters.lookup.given_text import DRAFT
+from mmspec.drafters.neural.small_model import ModelDrafter
 from mmspec.drafters.shapes import shape_of
 from mmspec.errors import check_flag, format_value
 from mmspec.modality import Call, Loop, Session
@@ -87,7 +88,7 @@ class BoundTokens:
         if self.draft_model is None:
             return None
         models = (self.model, self.draft_model.model)
-        own = self.drafter.input_names
+        own = self.drafter.input_names if isinstance(self.drafter, ModelDrafter) else ()
         return MODEL_INPUTS.union({DRAFT}, own, *map(_hf.forward_names, models))
 
     def call(

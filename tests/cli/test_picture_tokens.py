@@ -49,8 +49,9 @@ def test_a_picture_and_its_map_are_drawn(
 ) -> None:
     out, rounds = tmp_path / "circle.png", tmp_path / "map.png"
     asked: tuple[str, ...] = ("generate", "--model", folders["janus"], "--prompt", "a red circle")
-    asked += ("--out", str(out), "--steps-map", str(rounds), "--repeats", "1", "--seed", "3")
-    found = run(capsys, *asked, "--recipe", "sjd", "--guidance", "2", "--codes", "4x4")
+    asked += ("--out", str(out), "--steps-map", str(rounds), "--seed", "3")
+    how = ("--recipe", "sjd", "--guidance", "2", "--codes", "4x4", "--repeats", "1")
+    found = run(capsys, *asked, *how)
     assert Image.open(out).size == (8, 8)
     assert (found["recipe"], found["exact"]) == ("sjd", True)
     assert found["calls"] == found["stats"]["target_calls"]

@@ -40,8 +40,8 @@ def test_a_picture_is_drawn(
         "--seed",
         "3",
     )
-    asked += ("--prompt", "a red square", "--steps", "6", "--out", str(out), "--repeats", "1")
-    found = run(capsys, *asked, "--recipe", "asd", "--window", "3")
+    asked += ("--prompt", "a red square", "--steps", "6", "--out", str(out))
+    found = run(capsys, *asked, "--recipe", "asd", "--window", "3", "--repeats", "1")
     assert Image.open(out).size == (8, 8)
     assert (found["recipe"], found["exact"], found["calls_plain"]) == ("asd", True, 6)
     assert found["stats"]["num_new_tokens"] == 6
