@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from mmspec._attributes import default_property
+from mmspec._attributes import default_property, delegate_to
 from mmspec.distributions.call_state import keep_possible
 from mmspec.distributions.categorical import Categorical, probs_of_tokens
 from mmspec.distributions.sampling import Prefix
@@ -282,6 +282,21 @@ class GrownDraft:
             pairs = zip(self.rows(len(round_.path)), round_.path, strict=True)
             found = tuple(tuple(own[node] for node in path) if own else () for own, path in pairs)
         return tuple(tuple(place for place in row if place >= 0) for row in found)
+
+
+@dataclass(frozen=True)
+class ModelDrafter(Drafter):
+    """A drafter with the `sees`, `wants` and `reads` of its draft model."""
+
+    model: DraftModel
+
+    sees = delegate_to("model.sees")
+    required_features = delegate_to("model.required_features")
+    reads_prompt = delegate_to("model.reads_prompt")
+    input_names = delegate_to("model.input_names")
+
+    def prepare_inputs(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
+        return super().prepare_inputs(self.model.prepare_inputs(inputs, batch), batch)
 
 
 class MultiKindDrafter(Drafter):

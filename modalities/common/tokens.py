@@ -18,8 +18,8 @@ from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Drafter, Gate, Verifier
 from mmspec.draft_models import BoundDraftModel, draft_model
+from mmspec.drafters.draft_model import ModelDrafter
 from mmspec.drafters.lookup.given_text import DRAFT
-from mmspec.drafters.neural.small_model import ModelDrafter
 from mmspec.drafters.shapes import shape_of
 from mmspec.errors import check_flag, format_value
 from mmspec.modality import Call, Loop, Session

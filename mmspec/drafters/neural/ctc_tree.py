@@ -9,12 +9,11 @@ from torch import Tensor
 
 from mmspec.codes.ctc import search_prefixes
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
-from mmspec.drafters.draft_model import DraftUpdate
+from mmspec.drafters.draft_model import DraftUpdate, ModelDrafter
 from mmspec.drafters.lengths.length import max_useful_length
 from mmspec.drafters.lookup.retrieved_tree import merge_branches, pad_trees
 from mmspec.drafters.neural.feature_head import HeadState
 from mmspec.drafters.neural.parallel_slots import ParallelSlots, SlotsState
-from mmspec.drafters.neural.small_model import ModelDrafter
 from mmspec.drafters.neural.target_heads import HeadKind, guided_logits
 from mmspec.errors import check_number
 from mmspec.models.heads.ctc_head import CtcHead

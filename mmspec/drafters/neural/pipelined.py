@@ -28,14 +28,15 @@ from torch import Tensor
 from mmspec.distributions.categorical import Categorical
 from mmspec.distributions.sampling import Prefix
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores, Verifier
-from mmspec.drafters.draft_model import MultiKindDrafter, draft_distribution, draw_next_token
+from mmspec.drafters.draft_model import (
+    ModelDrafter,
+    MultiKindDrafter,
+    draft_distribution,
+    draw_next_token,
+)
 from mmspec.drafters.lengths.length import Fixed, max_useful_length
 from mmspec.drafters.neural.draft_inputs import build_draft_inputs
-from mmspec.drafters.neural.small_model import (
-    SMALL_MODEL,
-    ModelDrafter,
-    SmallModel,
-)
+from mmspec.drafters.neural.small_model import SMALL_MODEL, SmallModel
 from mmspec.drafters.shapes import SAMPLED_KINDS, Chain
 from mmspec.errors import check_number, is_integer
 from mmspec.models.compatibility import check_same_device

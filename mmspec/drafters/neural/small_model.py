@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -23,6 +23,7 @@ from mmspec.drafters.draft_model import (
     FirstBlock,
     GraphSteps,
     GrownDraft,
+    ModelDrafter,
     MultiKindDrafter,
     committed_prefix,
     draft_distribution,
@@ -46,21 +47,6 @@ from mmspec.targets.readers.encoder_decoder import EncoderDecoder
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.rows import drop_row, join_memories, join_states, swap_out
 from mmspec.targets.tokens.context import Context
-
-
-@dataclass(frozen=True)
-class ModelDrafter(Drafter):
-    """A drafter with the `sees`, `wants` and `reads` of its draft model."""
-
-    model: DraftModel
-
-    sees = delegate_to("model.sees")
-    required_features = delegate_to("model.required_features")
-    reads_prompt = delegate_to("model.reads_prompt")
-    input_names = delegate_to("model.input_names")
-
-    def prepare_inputs(self, inputs: Mapping[str, Any], batch: int) -> Mapping[str, Any]:
-        return super().prepare_inputs(self.model.prepare_inputs(inputs, batch), batch)
 
 
 @dataclass(frozen=True)

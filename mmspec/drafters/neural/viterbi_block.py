@@ -11,13 +11,13 @@ from mmspec.codes.bigrams import Bigrams, best_path
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.draft_model import (
     DraftUpdate,
+    ModelDrafter,
     MultiKindDrafter,
     committed_prefix,
     draft_distribution,
 )
 from mmspec.drafters.lengths.length import max_useful_length
 from mmspec.drafters.neural.multi_token import MultiTokenDraft
-from mmspec.drafters.neural.small_model import ModelDrafter
 from mmspec.errors import check_number
 from mmspec.models.heads.multi_token import MultiTokenHeads
 from mmspec.recipe import LINEAR, Kit
