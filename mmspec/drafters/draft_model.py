@@ -286,7 +286,7 @@ class GrownDraft:
 
 @dataclass(frozen=True)
 class ModelDrafter(Drafter):
-    """A drafter with the `sees`, `wants` and `reads` of its draft model."""
+    """A drafter that sees, requires and takes what its draft model does."""
 
     model: DraftModel
 
