@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import ClassVar
@@ -16,6 +17,7 @@ from mmspec.verifiers.branches import Branches, BranchVerifier, Step
 from mmspec.verifiers.sample_and_match import match
 
 FEWEST, MOST = 1 << 12, 1 << 16  # bins of the ratio p / q, as many as tokens in between
+FEWEST_REFINED = 1 << 6  # in float64, where they are divided again
 
 
 @dataclass(frozen=True)
@@ -74,12 +76,14 @@ def acceptance_ratio(p: Tensor, q: Tensor, k: Tensor, most: int) -> Tensor:
     `most` is at least any k. One sum over p / q in equal bins of [1, most] gives sum (p - rho q)+ =
     1 - rho beta at every edge; rho is the first edge above the root. Any such rho is exact; one
     that is too large by a bin rejects as much more. A bin is 2^-12 of the interval, or one V-th
-    down to 2^-16 where vocabularies are larger, and 2^-48 in float64.
+    down to 2^-16 where vocabularies are larger; in float64, the bin of the root is divided again
+    until it is 2^-48.
     """
-    bins = min(max(p.shape[-1], FEWEST), MOST)
+    is_refined = p.dtype == torch.float64
+    bins = min(max(p.shape[-1], FEWEST_REFINED if is_refined else FEWEST), MOST)
     grid = _first_grid(most, bins, p.dtype, p.device)
     rho = _find_edge(p, q, k, grid)
-    for _ in range(3 if p.dtype == torch.float64 else 0):
+    for _ in range(math.ceil(48 / math.log2(bins)) - 1 if is_refined else 0):
         grid = _make_grid(rho, grid.spacing / bins, bins)
         rho = _find_edge(p, q, k, grid).clamp_min_(1)
     return rho

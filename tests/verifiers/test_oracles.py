@@ -98,7 +98,9 @@ def test_k_seq_accepts_as_in_the_table(
         assert found.item() == pytest.approx(rho, abs=1e-6)
 
 
-@pytest.mark.parametrize(("size", "bins"), [(4, 2**12), (20_000, 20_000), (150_000, 2**16)])
+@pytest.mark.parametrize(
+    ("size", "bins"), [(4, 2**12), (1_000, 2**12), (20_000, 20_000), (150_000, 2**16)]
+)
 def test_the_ratio_of_k_seq_is_the_root_or_just_above_it_in_float32(size: int, bins: int) -> None:
     """Below the root the residual would be negative; far above it too few drafts are accepted."""
     k = torch.tensor([[2.0], [3.0], [8.0]])
