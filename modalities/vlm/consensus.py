@@ -3,10 +3,13 @@
     judge, *small = (LanguageFormatter(name, load(name), LanguageSettings()) for name in names)
     found = speculative_verdict(small, judge, "How many are red?", picture)
 
+`prompts=` words them for models of other languages, or of few words (`VerdictPrompts`).
+
 SV (ICLR 2026). This is not a recipe: drafts are whole answers, and the large model generates its
 answer conditioned on them. Lossy: the output differs from that of the large model alone, so only
 the accuracy on a task can be measured; it saves no time, since every small model reads every
-answer. The wording of the prompts is reconstructed. The judge decodes with any recipe (`recipe=`).
+answer. The default wording of the prompts is reconstructed. The judge decodes with any recipe
+(`recipe=`).
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from string import Formatter
 from typing import Any
 
 import numpy as np
@@ -27,12 +31,43 @@ from mmspec.modalities.common import formatting
 from mmspec.targets.memory import build_block
 from mmspec.targets.readers.reader import Reader
 
-REASON = "{question}\nThink step by step, then give the final answer."
-JUDGE = (
-    "{question}\nSeveral assistants looked at this. Their reasoning may be wrong.\n\n{blocks}\n\n"
-    "Decide what is right, and end with the final answer as \\boxed{{answer}}."
-)
-BLOCK = "Assistant {number}: {reasoning}"
+_FIELDS = {  # of each template: those that it needs, and those that it may have
+    "reason": (("question",), ()),
+    "judge": (("question", "blocks"), ()),
+    "block": (("reasoning",), ("number",)),
+}
+
+
+@dataclass(frozen=True)
+class VerdictPrompts:
+    """Templates of `str.format`: a small model's explanation, the judge, and one block of it.
+
+    `{question}` is the question, `{blocks}` the blocks of all selected models, joined by
+    `separator`; `{reasoning}` is the explanation of one, `{number}` its number from 1. Without
+    `reason` nothing is generated a second time: a block has the model's answer. Raises ValueError
+    for a template that lacks a field, or has another one.
+    """
+
+    reason: str | None = "{question}\nThink step by step, then give the final answer."
+    judge: str = (
+        "{question}\nSeveral assistants looked at this. Their reasoning may be wrong.\n\n{blocks}"
+        "\n\nDecide what is right, and end with the final answer as \\boxed{{answer}}."
+    )
+    block: str = "Assistant {number}: {reasoning}"
+    separator: str = "\n\n"
+
+    def __post_init__(self) -> None:
+        for name, (needed, optional) in _FIELDS.items():
+            if getattr(self, name) is not None:
+                _check_fields(name, getattr(self, name), needed, optional)
+
+    def write_judge(self, question: str, reasonings: Sequence[str]) -> str:
+        """The prompt of the judge."""
+        blocks = (
+            self.block.format(number=number, reasoning=text)
+            for number, text in enumerate(reasonings, 1)
+        )
+        return self.judge.format(question=question, blocks=self.separator.join(blocks))
 
 
 @dataclass(frozen=True)
@@ -57,44 +92,44 @@ def speculative_verdict(
     keep: int = 3,
     recipe: Any = "plain",
     seed: int = 0,
+    prompts: VerdictPrompts | None = None,
     **parts: Any,
 ) -> ConsensusVerdict:
     """Answer a question by consensus of small models and the verdict of a large one.
 
     `drafters` and `judge` are `LanguageFormatter`s with their own generation settings. Text models
-    get no image. `keep` small models explain, `seed` breaks ties; `recipe` and `parts` apply to the
-    judge. Prefills len(drafters)^2 prompts. Raises ValueError for fewer than two drafters or
-    answers.
+    get no image. `keep` small models explain, `seed` breaks ties; `prompts` are the templates;
+    `recipe` and `parts` apply to the judge. Prefills len(drafters)^2 prompts. Raises ValueError for
+    fewer than two drafters or answers.
     """
     if len(drafters) < 2 or keep < 1:
         raise ValueError(
             f"{len(drafters)} small models with keep={keep} give no consensus; give two or more, "
             "and keep=1 or more"
         )
-    texts = [
-        _generate_text(one, accelerate(one.model, "plain"), question, image)[0] for one in drafters
-    ]
-    answers = tuple(text or None for text in texts)
-    scores = consensus(_perplexities(drafters, answers, question, image))
+    prompts = prompts or VerdictPrompts()
+    answers = tuple(generate_answer(one, question, image) or None for one in drafters)
+    scores = consensus(compare_answers(drafters, answers, question, image))
     selected = select_nearest(scores, keep, seed)
     if not selected:
         raise ValueError(
             "fewer than two small models gave an answer, so there is no consensus; give others, "
             "or another question"
         )
-    explain = REASON.format(question=question)
-    reasonings = tuple(
-        _generate_text(drafters[at], accelerate(drafters[at].model, "plain"), explain, image)[0]
-        for at in selected
-    )
-    blocks = "\n\n".join(
-        BLOCK.format(number=number, reasoning=text) for number, text in enumerate(reasonings, 1)
-    )
-    prompt = JUDGE.format(question=question, blocks=blocks)
+    reasonings = tuple(answers[at] or "" for at in selected)
+    if prompts.reason is not None:
+        explain = prompts.reason.format(question=question)
+        reasonings = tuple(generate_answer(drafters[at], explain, image) for at in selected)
+    prompt = prompts.write_judge(question, reasonings)
     text, output = _generate_text(judge, accelerate(judge.model, recipe, **parts), prompt, image)
     answer = extract_boxed(text)
     found = (answers, tuple(scores.tolist()), selected, reasonings, output)
     return ConsensusVerdict(text if answer is None else answer, answer is not None, text, *found)
+
+
+def generate_answer(formatter: Any, prompt: str, image: Any = None) -> str:
+    """The plain answer of a `LanguageFormatter`'s model to one prompt."""
+    return _generate_text(formatter, accelerate(formatter.model, "plain"), prompt, image)[0]
 
 
 def consensus(log_perplexity: Tensor) -> Tensor:  # (n, n) float -> (n,)
@@ -144,10 +179,10 @@ def extract_boxed(text: str) -> str | None:
     return None
 
 
-def _perplexities(
-    drafters: Sequence[Any], answers: Sequence[str | None], question: str, image: Any
+def compare_answers(
+    drafters: Sequence[Any], answers: Sequence[str | None], question: str, image: Any = None
 ) -> Tensor:  # (n, n)
-    """Return log PPL of every model (row) for every answer (column)."""
+    """Log PPL of every model (row) for every answer (column); nan for an empty answer."""
     found = torch.full((len(drafters), len(drafters)), torch.nan, dtype=torch.float64)
     for row, formatter in enumerate(drafters):
         reader = accelerate(formatter.model, "plain").session.bound.backbone
@@ -174,3 +209,22 @@ def _generate_text(formatter: Any, fast: Any, prompt: str, image: Any) -> tuple[
     """Generate an answer; returns its text and the whole output."""
     output = fast.generate(**_make_request(formatter, prompt, image))
     return formatter.text(output), output
+
+
+def _check_fields(name: str, template: str, needed: Sequence[str], optional: Sequence[str]) -> None:
+    try:
+        found = {field for _, field, _, _ in Formatter().parse(template) if field is not None}
+    except ValueError as error:
+        raise ValueError(
+            f"template {name}={template!r} is not one of str.format ({error}); double the braces "
+            "that are text"
+        ) from None
+    missing = [one for one in needed if one not in found]
+    unknown = sorted(found - {*needed, *optional})
+    if missing or unknown:
+        wrong = f"lacks {{{missing[0]}}}" if missing else f"has {{{unknown[0]}}}"
+        known = ", ".join(f"{{{one}}}" for one in (*needed, *optional))
+        raise ValueError(
+            f"template {name}={template!r} {wrong}; its fields are {known} (double the braces that "
+            "are text)"
+        )

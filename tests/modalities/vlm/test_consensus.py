@@ -8,11 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+from PIL import Image
 
 from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modalities.vlm.consensus import (
+    VerdictPrompts,
     consensus,
     extract_boxed,
+    generate_answer,
     log_perplexity,
     select_nearest,
     speculative_verdict,
@@ -91,6 +94,56 @@ def test_the_last_box_counts() -> None:
     assert extract_boxed(r"\boxed{a}, or \boxed{b") == "a"
 
 
+def test_prompts_are_worded_by_templates() -> None:
+    ours = VerdictPrompts(None, "{question} ({blocks}) {{x}}", "{number}. {reasoning}", "; ")
+    assert ours.write_judge("where?", ["here {a}", "there"]) == "where? (1. here {a}; 2. there) {x}"
+    default = VerdictPrompts().write_judge("where?", ["here"])
+    assert default.startswith("where?\nSeveral assistants")
+    assert "Assistant 1: here" in default
+    assert default.endswith("\\boxed{answer}.")
+
+
+@pytest.mark.parametrize(
+    ("templates", "why"),
+    [
+        ({"reason": "think"}, r"reason='think' lacks \{question\}; its fields are \{question\} "),
+        ({"judge": "{question}"}, r"judge=.* lacks \{blocks\}; its fields are \{question\}, "),
+        ({"block": "{number}"}, r"block=.* lacks \{reasoning\}"),
+        ({"block": "{reasoning} {name}"}, r"block=.* has \{name\}; .* \{reasoning\}, \{number\}"),
+        ({"judge": "{question} {blocks} \\boxed{}"}, r"judge=.* has \{\}; .*double the braces"),
+        ({"judge": "{question} {blocks"}, r"judge=.* is not one of str.format"),
+    ],
+)
+def test_a_template_with_other_fields_is_refused(templates: dict[str, str], why: str) -> None:
+    with pytest.raises(ValueError, match=why):
+        VerdictPrompts(**templates)
+
+
+def test_without_a_second_prompt_the_judge_reads_the_answers() -> None:
+    names = ("zoo:llava-drafter", "zoo:qwen2.5-vl-drafter")
+    small = [LanguageFormatter(one, load(one), LanguageSettings(max_new_tokens=6)) for one in names]
+    ours = VerdictPrompts(None, "{question} {blocks}", "{reasoning}", " ")
+    found = speculative_verdict(small, small[0], "where is the star?", _picture(), prompts=ours)
+    assert found.reasonings == tuple(found.answers[at] for at in found.selected)
+    alone = generate_answer(small[0], ours.write_judge("where is the star?", found.reasonings))
+    assert found.text != alone  # which saw no picture
+    again = ours.write_judge("where is the star?", found.reasonings)
+    assert found.text == generate_answer(small[0], again, _picture())
+    explained = speculative_verdict(
+        small,
+        small[0],
+        "where is the star?",
+        _picture(),
+        keep=1,
+        prompts=VerdictPrompts("{question}?"),
+    )
+    assert len(explained.reasonings) == 1
+
+
+def _picture() -> Any:
+    return Image.fromarray(render_pixels(sample(3)))
+
+
 @lru_cache(maxsize=1)
 def _askers() -> list[Any]:
     names = ("llava-drafter", "llava-text-drafter", "llava-drafter", "llava")
@@ -103,10 +156,8 @@ def _askers() -> list[Any]:
 @pytest.mark.exhaustive
 def test_models_of_the_zoo_agree_and_the_large_one_decides() -> None:
     """Two that are one have one score; the judge may be sped up and says the same."""
-    from PIL import Image
-
     *small, judge = _askers()
-    picture, asked = Image.fromarray(render_pixels(sample(3))), "Describe the picture in detail."
+    picture, asked = _picture(), "Describe the picture in detail."
     found = speculative_verdict(small, judge, asked, picture, keep=2)
     assert found.answers[0] == found.answers[2]
     assert found.scores[0] == pytest.approx(found.scores[2], abs=1e-9)
