@@ -99,7 +99,7 @@ def make_row(name: str, found: Measurements, drafter: str | None = None) -> Row:
         drafter=drafter,
         calls=fmean(one.calls for one in results),
         identical=_identical(found, name),
-        qualities=_qualities(found, name),
+        qualities=measure_qualities(found, name),
         seconds_per_request=min(timings.run_seconds) / len(results),
         network_rows=None
         if results[0].network_rows is None
@@ -215,7 +215,7 @@ def _identical(found: Measurements, name: str) -> float | None:
     return fmean(float(a.values == b.values) for a, b in zip(own, base, strict=True))
 
 
-def _qualities(found: Measurements, name: str) -> dict[str, dict[str, float | None]]:
+def measure_qualities(found: Measurements, name: str) -> dict[str, dict[str, float | None]]:
     """Means of all quality measures, and their gaps to plain decoding on the same items."""
     if name not in found.judged_results:
         return {}

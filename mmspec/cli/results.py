@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shlex
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from pathlib import Path
 from time import process_time
 from typing import Any
@@ -27,7 +28,7 @@ from mmspec.bench.results.page import (
     read_page,
 )
 from mmspec.bench.results.records import Effort, Record, Store, describe
-from mmspec.bench.results.systems import Job, plan, read_groups, read_systems, select
+from mmspec.bench.results.systems import Job, System, plan, read_groups, read_systems, select
 from mmspec.cli import models
 from mmspec.cli.bench import AUTO, workload
 from mmspec.cli.options import ModelOptions
@@ -114,6 +115,8 @@ def measure_all(jobs: Sequence[Job], store: Store, effort: Effort, json: bool) -
 def measure(job: Job, settings: Mapping[str, Any], effort: Effort, json: bool) -> Record:
     """Measure one job. Raises the error of a system that does not run."""
     start = process_time()
+    if job.system is not None and job.system.study is not None:
+        return _measure_study(job.system, settings, effort, json)
     options = ModelOptions(
         job.model,
         recipe=[*job.recipes],
@@ -143,6 +146,22 @@ def measure(job: Job, settings: Mapping[str, Any], effort: Effort, json: bool) -
     if job.is_category:
         return categories.add_entropy(record, loaded.model, made, effort.seed)
     return record
+
+
+def _measure_study(
+    system: System, settings: Mapping[str, Any], effort: Effort, json: bool
+) -> Record:
+    """Measure a system that is not a recipe with the module that it names."""
+    assert system.study is not None
+    start, study = process_time(), import_module(system.study)
+    with show_progress(json) as report:
+        found = study.measure(
+            *(system.model, system.small, settings["prompts"]),
+            repeats=effort.repeats,
+            seed=effort.seed,
+            progress=report,
+        )
+    return Record.of(settings, found, {}, process_time() - start)
 
 
 def _accelerate(
@@ -211,7 +230,7 @@ def _sections(
 
 
 def _unbuilt(group: str) -> list[Any]:
-    return [one for one in read_systems() if one.group == group and one.recipe is None]
+    return [one for one in read_systems() if one.group == group and not (one.recipe or one.study)]
 
 
 def _about(record: Record) -> str:

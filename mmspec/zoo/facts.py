@@ -89,17 +89,19 @@ def _agreement(fact: tuple[str, str, str, str], mention: Mention) -> int:
 
 def score_facts(facts: tuple[tuple[str, str], ...], text: str) -> tuple[int, int]:
     """Return (facts right, facts required) of an answer to a question."""
-    digits = re.findall(r"digit (\w+)", text)
     right = 0
     for kind, value in facts:
-        right += value in digits if kind == "digit" else _first(kind, text) == value
+        stated = read_fact(kind, text)
+        right += value in (stated or "").split() if kind == "digit" else stated == value
     return right, len(facts)
 
 
-def _first(kind: str, text: str) -> str | None:
-    """Return the first word of a kind in a text."""
+def read_fact(kind: str, text: str) -> str | None:
+    """Return the first word of a kind in a text, or all of its digits, in alphabetical order."""
     words = re.findall(r"\w+", text)
     match kind:
+        case "digit":
+            return " ".join(sorted({*re.findall(r"digit (\w+)", text)})) or None
         case "count":
             return next((w for w in words if w in _COUNTS), None)
         case "answer":
@@ -126,7 +128,7 @@ def _read(clause: str) -> Mention:
     if name == "digit":
         following = words[words.index("digit") + 1 :]
         name = f"digit {following[0]}" if following and following[0] in DIGITS else "digit"
-    return Mention(name, _first("size", clause), _first("colour", clause), _place(clause))
+    return Mention(name, read_fact("size", clause), read_fact("colour", clause), _place(clause))
 
 
 def _place(text: str) -> str | None:

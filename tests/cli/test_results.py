@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from mmspec.bench.compare import Comparison
 from mmspec.bench.results.categories import CategoryTable
 from mmspec.bench.results.lines import Line
 from mmspec.bench.results.page import Page, Section, keep_sections, read_page
 from mmspec.bench.results.records import Effort, Record, Store, describe
-from mmspec.bench.results.systems import Job, plan, select
+from mmspec.bench.results.systems import Job, System, plan, read_groups, select
+from mmspec.bench.row import Row
 from mmspec.cli import results as command
 from tests.cli.running import fail, run
 
@@ -65,6 +69,27 @@ def test_an_interrupted_run_keeps_the_rows_before(
             command.measure_all(jobs, store, Effort(), True)
     assert done == ["baselines of zoo:mar"]
     assert store.find(describe(jobs[0], Effort())) is not None
+
+
+def test_a_system_without_a_recipe_is_measured_by_its_study(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def study(judge: str, small: tuple[str, ...], timed: int, **more: Any) -> Comparison:
+        assert more.keys() == {"repeats", "seed", "progress"}
+        rows = [Row("plain"), Row("SV", drafter=", ".join((judge, *small)))]
+        made: tuple[list[Row], list[Row]] = (rows, [Row("a, alone")])
+        return Comparison(judge, "vlm", *made, [], timed, more["repeats"], 240, 1, {}, 0)
+
+    monkeypatch.setitem(sys.modules, "one_study", SimpleNamespace(measure=study))
+    own = System(
+        "SV", "vlm", "?", model="zoo:llava", study="one_study", small=("zoo:llava-drafter",)
+    )
+    job = Job("SV", read_groups()["vlm"], "zoo:llava", (), {}, own)
+    found = command.measure(job, describe(job, Effort(repeats=3)), Effort(repeats=3), json=True)
+    assert [row.recipe for row in (*found.rows, *found.baselines)] == ["plain", "SV", "a, alone"]
+    assert found.rows[1].drafter == "zoo:llava, zoo:llava-drafter"
+    assert (found.requests, found.judged) == (6, 240)  # one request of each kind
+    assert found.settings["drafters"] == {"SV": "zoo:llava-drafter"}
 
 
 def test_sections_that_are_not_measured_are_kept(tmp_path: Path) -> None:

@@ -124,7 +124,7 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
     """The line of one measured row."""
     timed = RankedRecipe(row).flat()
     recipe, _, variant = row.recipe.partition(", ")
-    is_ours = recipe in job.recipes
+    is_ours = recipe in job.runners
     drafters = record.settings["drafters"]
     drafter = drafters.get(recipe) if is_ours else None
     if recipe.startswith("assisted"):  # the library's, with the first draft model of the job
@@ -140,13 +140,11 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
         section=job.group.name,
         name=prefix + (title if prefix else BASELINE_TITLES.get(title, title)),
         model=job.model,
-        recipe=recipe if is_ours else None,
+        recipe=recipe if recipe in job.recipes else None,
         is_system=own is not None and not variant,
         promise=timed["output"],
         drafter=drafter,
-        trained=None
-        if drafter is None
-        else describe_training(drafter, recipe if is_ours else None),
+        trained=_describe_training(job, drafter, recipe if is_ours else None),
         saw=row.drafter_saw,
         acceptance_length=row.mean_acceptance_length,
         fewer_calls=fewer,
@@ -156,17 +154,20 @@ def _line(job: Job, row: Row, record: Record, prefix: str = "") -> Line:
         most=timed["most"],
         **_qualities(job.group, row, record),
         **reported,
-        note=row.fallback or (f"beaten by {better}" if better else None),
+        note=row.fallback
+        or (f"beaten by {better}" if better else None)
+        or (None if own is None or variant else own.without),
     )
 
 
 def _unmeasured(job: Job, why: str) -> Line:
     assert job.system is not None
-    promise = "exact" if recipes.describe(job.recipes[0])["exact"] else "lossy"
+    recipe = next(iter(job.recipes), None)
+    is_exact = recipe is not None and recipes.describe(recipe)["exact"]
     own: dict[str, Any] = {
         "is_system": True,
-        "promise": promise,
-        "recipe": job.recipes[0],
+        "promise": "exact" if is_exact else "lossy",
+        "recipe": recipe,
         "note": _shorten(why),
     }
     return Line(job.group.name, job.name, job.model, **own, **_reported(job.system))
@@ -218,6 +219,13 @@ def _quality(
     error = None if span is None else (span["high"] - span["low"]) / 2 / 1.96
     plain = next((one.extras.get(name) for one in record.rows if one.recipe == PLAIN), None)
     return row.extras[name], error, plain
+
+
+def _describe_training(job: Job, drafter: str | None, recipe: str | None) -> str | None:
+    """How the draft model was trained; of a study, how the model that reads the drafts was."""
+    if drafter is None or job.recipes:
+        return None if drafter is None else describe_training(drafter, recipe)
+    return f"for {job.model}, {describe_training(job.model)}"
 
 
 def describe_training(drafter: str, recipe: str | None = None) -> str:

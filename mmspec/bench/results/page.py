@@ -213,7 +213,7 @@ def _cells(line: Line, model: str) -> list[str]:
         _number(line.most),
         _quality(line),
         paper,
-        line.differs or ("" if line.speed is not None else "not run"),
+        line.differs or ("not run" if line.speed is None and line.value is None else ""),
     ]
 
 

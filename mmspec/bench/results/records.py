@@ -57,7 +57,10 @@ class Record:
 def describe(job: Job, effort: Effort) -> dict[str, Any]:
     """Everything that a measurement depends on but the code: the key of its record."""
     drafters = {name: zoo.drafter_for(job.model, recipes.get(name)) for name in job.recipes}
-    models = [job.model, *filter(None, dict.fromkeys(drafters.values()))]
+    small = () if job.system is None else job.system.small
+    models = [job.model, *filter(None, dict.fromkeys(drafters.values())), *small]
+    if small:
+        drafters[job.name] = ", ".join(small)
     return {
         "job": job.name,
         "model": job.model,

@@ -59,6 +59,8 @@ class System:
     of: str | None = None  # what the figure is, if not speed over plain decoding
     differs: str | None = None  # one of `lines.DIFFERS`
     without: str | None = None  # why there is no recipe
+    study: str | None = None  # module that measures a system without one: `measure`
+    small: Sequence[str] = ()  # models that the study asks beside `model`
     options: Mapping[str, Any] = field(default_factory=dict)  # of a row beside the defaults
 
     @property
@@ -79,6 +81,11 @@ class Job:
     recipes: tuple[str, ...]
     settings: Mapping[str, Any]
     system: System | None = None  # None = baselines
+
+    @property
+    def runners(self) -> tuple[str, ...]:
+        """Names of the rows that are the system's own: recipes, or its name of a study."""
+        return self.recipes or (self.name,)
 
     @property
     def peers(self) -> bool:
@@ -127,12 +134,16 @@ def _read() -> dict[str, Any]:
 
 
 def plan(vlm_model: str | None = None) -> list[Job]:
-    """All measurements: of each section the baselines on each target, then the systems."""
+    """All measurements: of each section the baselines on each target, then the systems.
+
+    Studies come last; with another vision-language target there are none.
+    """
     jobs: list[Job] = []
     for group in read_groups().values():
         if vlm_model is not None and group.name == "vlm":
             group = replace(group, models=(vlm_model,))
         systems = [one for one in read_systems() if one.group == group.name and one.recipe]
+        studies = [one for one in read_systems() if one.group == group.name and one.study]
         targets = dict.fromkeys([group.model, *(one.model for one in systems if one.model)])
         for target in targets:
             own = _fitting(group, target)
@@ -143,6 +154,8 @@ def plan(vlm_model: str | None = None) -> list[Job]:
             settings = group.settings if target == group.model else {}
             assert one.recipe is not None
             jobs.append(Job(one.name, group, target, (one.recipe,), settings, one))
+        for one in studies if vlm_model is None else ():  # of models of its own
+            jobs.append(Job(one.name, group, one.model or group.model, (), {}, one))
     return jobs
 
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from mmspec.bench.results.lines import Line, describe_training, explain, lines_of, rank, unbuilt
-from mmspec.bench.results.records import Record
-from mmspec.bench.results.systems import System, plan, read_systems, select
+from mmspec.bench.results.records import Effort, Record, describe
+from mmspec.bench.results.systems import Job, System, plan, read_groups, read_systems, select
 from mmspec.bench.row import Row
 from mmspec.modalities.common.measures import COMPILED_GENERATE, OWN_GENERATE, PEERS
 
@@ -77,8 +77,33 @@ def test_rows_that_are_not_measured_say_why() -> None:
         None,
         "needs a feature head, and none is bundled",
     )
-    sv = next(one for one in read_systems() if one.name == "SV")
-    assert "whole answers" in (unbuilt(sv, job.group).note or "")
+    rag = next(one for one in read_systems() if one.name == "VideoSpeculateRAG")
+    assert "whole answers" in (unbuilt(rag, job.group).note or "")
+
+
+def test_a_study_has_lines_of_the_system_its_variants_and_controls() -> None:
+    why, small = "drafts are whole answers", ("zoo:llava", "zoo:llava-drafter")
+    own = System("SV", "vlm", "not found", without=why, study="module", small=small)
+    job = Job("SV", read_groups()["vlm"], "zoo:llava-chat", (), {}, own)
+    facts: dict[str, float | None]
+    facts = {"value": 0.8, "error": 0.02, "gap": 0.05, "gap_error": 0.01}
+    made = [
+        Row(name, False, speedup_over_plain=speed, qualities={"facts right": facts})
+        for name, speed in (("plain", 1.0), ("SV", 0.3), ("SV, keep=2", 0.4), ("a, alone", 2.0))
+    ]
+    lines = lines_of(
+        job, Record(describe(job, Effort()), (*made[:3],), (made[3],), {}, {}, 1, 240, 0)
+    )
+    assert [line.name for line in lines] == ["SV", "SV, keep=2", "SV: a, alone"]
+    assert [line.is_system for line in lines] == [True, False, False]
+    sv, variant, control = lines
+    assert (sv.promise, sv.speed, sv.recipe, sv.model) == ("lossy", 0.3, None, job.model)
+    assert (sv.value, sv.error, sv.plain_value) == (0.8, 0.02, pytest.approx(0.75))
+    assert sv.drafter == variant.drafter == "zoo:llava, zoo:llava-drafter"
+    assert "for zoo:llava-chat, here: " in (sv.trained or "")
+    assert (control.drafter, control.trained, control.headline) == (None, None, None)
+    assert (sv.note, variant.note, control.note) == (why, None, None)
+    assert lines_of(job, None)[0].note == "not measured yet"
 
 
 def test_baselines_are_named_by_their_library_and_controls_by_their_system() -> None:

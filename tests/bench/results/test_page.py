@@ -49,6 +49,13 @@ def test_all_lines_are_in_all_three_files(tmp_path: Path) -> None:
     assert Line(**read["sections"][0]["lines"][0]) == SYSTEM
 
 
+def test_a_row_without_a_speed_was_run_if_it_has_a_quality() -> None:
+    judged = Line("vlm", "alone", "zoo:llava", promise="lossy", quality="facts right", value=0.5)
+    text = page(judged, LOST).markdown(None, {})
+    assert "|  | *alone* | lossy |  |  |  |  |  |  |  | facts right 0.500 |  |  |" in text
+    assert text.count("not run |") == 1
+
+
 def test_a_row_moved_if_its_spreads_do_not_overlap(tmp_path: Path) -> None:
     page(SYSTEM, BASELINE, LOST).write(tmp_path / "old.md", None, {})
     before = read_page(tmp_path / "old.json")
