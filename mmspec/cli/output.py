@@ -11,10 +11,15 @@ from importlib import import_module
 from typing import Annotated, Any
 
 import typer
+from rich.cells import cell_len
 from rich.console import Console
+from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
+
+READABLE = 24  # characters that a column of prose needs at least
+LONGEST_NAME = 32  # a first column of longer cells holds prose, too
 
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON document on stdout.")]
 
@@ -61,13 +66,50 @@ def print_json(document: Any) -> None:
 
 
 def print_table(rows: Sequence[Sequence[Any]], *titles: str, heading: str | None = None) -> None:
-    """Print rows; numbers are rounded."""
+    """Print rows; numbers are rounded. A terminal that is too narrow gets a record per row."""
+    out = _wide_console()
+    cells = [[format_value(value) for value in row] for row in rows]
+    widths = [max(map(cell_len, column)) for column in zip(titles, *cells, strict=True)]
+    is_named = widths[0] <= LONGEST_NAME
+    least = [widths[0] if is_named else READABLE, *(min(width, READABLE) for width in widths[1:])]
+    if out.is_terminal and sum(least) + 2 * (len(least) - 1) > out.width:
+        _print_records(out, cells, titles, widths, heading)
+        return
     made = Table(title=heading, title_justify="left", box=None, header_style="bold", pad_edge=False)
-    for title in titles:
-        made.add_column(title, overflow="fold")
-    for row in rows:
-        made.add_row(*(Text(format_value(value)) for value in row))
-    _wide_console().print(made)
+    for index, title in enumerate(titles):
+        made.add_column(title, overflow="fold", no_wrap=index == 0 and is_named)
+    for row in cells:
+        made.add_row(*map(Text, row))
+    out.print(made)
+
+
+def _print_records(
+    out: Console,
+    cells: Sequence[Sequence[str]],
+    titles: Sequence[str],
+    widths: Sequence[int],
+    heading: str | None,
+) -> None:
+    """Print a row as the columns that fit on one line, and each other one on a line below.
+
+    name       modality  kind
+    diffusion  diffusion target
+        description: a diffusion transformer of 10 layers
+    """
+    first, free = {0}, out.width - widths[0]
+    for index in sorted(range(1, len(widths)), key=lambda index: widths[index]):
+        if widths[index] <= READABLE and widths[index] + 2 <= free:
+            first.add(index)
+            free -= widths[index] + 2
+    if heading is not None:
+        out.print(Text(heading, style="italic"))
+    for number, row in enumerate([titles, *cells]):
+        row = [value.replace("\n", "; ") for value in row]
+        line = "  ".join(row[index].ljust(widths[index]) for index in sorted(first))
+        out.print(Text(line.rstrip(), style="bold" if number == 0 else ""))
+        for index, value in enumerate(row):
+            if number and index not in first and value != "-":
+                out.print(Padding.indent(Text(f"{titles[index]}: {value}"), 4))
 
 
 def print_pairs(rows: Sequence[tuple[str, Any]]) -> None:
