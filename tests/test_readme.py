@@ -120,6 +120,13 @@ def test_the_measured_table_names_its_command() -> None:
     assert "mmspec bench" in between("README.md", "bench")
 
 
+def test_the_first_figures_of_the_readme_are_those_of_its_table() -> None:
+    begin = text("README.md").partition("## Set up")[0]
+    figures = re.findall(r"\d+\.\d+x", begin)
+    assert len(figures) == 2
+    assert all(one in between("README.md", "bench") for one in figures)
+
+
 @pytest.mark.parametrize(("page", "command"), COMMANDS)
 def test_every_command_that_is_shown_exists(page: str, command: str) -> None:
     words = shlex.split(command)[1:]
@@ -291,7 +298,7 @@ def given(page: str) -> dict[str, Any]:
         }
     if page == "text.md":
         return text_names()
-    if page in ("vlm.md", "serving.md", "trace.md"):
+    if page in ("README.md", "vlm.md", "serving.md", "trace.md"):
         names = language_names()
         return {**names, "fast": mmspec.accelerate(names["model"])}
     return {}
