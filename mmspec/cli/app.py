@@ -71,7 +71,7 @@ def generate(
     ] = None,
     compare: Annotated[
         bool | None,
-        typer.Option(help="Also measure the library's own generate(); default without --stream."),
+        typer.Option(help="Also measure the library's own generate(); on unless --stream."),
     ] = None,
     repeats: Annotated[
         int | None,
@@ -81,7 +81,7 @@ def generate(
         bool, typer.Option("--quiet", help="Print the text at its end, without colours.")
     ] = False,
     stream: Annotated[
-        bool, typer.Option("--stream", help="Write text or speech as it is verified; compare none.")
+        bool, typer.Option("--stream", help="Write verified text or speech at once; no --compare.")
     ] = False,
 ) -> None:
     """Generate text, images, speech or actions, and report the speed-up."""

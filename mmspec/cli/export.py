@@ -24,7 +24,7 @@ Out = Annotated[
 @placed_command("dtype")
 def head(
     layout: Annotated[str, typer.Argument(metavar="FORMAT", help="One of `mmspec convert`.")],
-    head: Annotated[Path, typer.Argument(help="The folder of a head.")],
+    head: Annotated[Path, typer.Argument(help="A head: its folder, or zoo:NAME.")],
     out: Out,
     target: Annotated[
         str | None, typer.Option(help="Hub name of its target, if the format names it.")

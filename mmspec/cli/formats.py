@@ -51,6 +51,7 @@ def export(
 ) -> None:
     """Write a head in a published layout, for engines that read it."""
     formats.get(layout)
+    head = zoo.path(str(head)) if str(head).startswith(ZOO) else head
     values = None if dtype is None else parse_dtype(dtype)
     check_folder_exists(str(head), "head")
     _check_new(out)

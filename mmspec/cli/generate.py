@@ -242,7 +242,10 @@ def _run(document: dict[str, Any], stats: Stats) -> list[tuple[str, Any]]:
         ("drafts verified by the prefill", stats.prefill_steps or None),
         ("network rows", stats.network_rows or None),
         ("first audio: round, ms", _first_audio(stats)),
-        ("prefill, draft, verify, host", ", ".join(map(format_percent, shares))),
+        (
+            "prefill, draft, verify, host",
+            ", ".join(map(format_percent, shares)) if any(shares) else None,
+        ),
         ("drafter saw", stats.drafter_saw),
         ("recipe", f"{document['recipe']} ({'exact' if stats.exact else 'lossy'})"),
         ("model, drafter", [document["model"], document["drafter"]]),

@@ -31,7 +31,7 @@ IMAGE_MODEL = "zoo:image"  # default of commands about image tokens
 Prompts = Annotated[list[str] | None, typer.Option(help="A prompt; repeatable.")]
 Count = Annotated[int, typer.Option(min=1, max=100_000, help="Number of bundled examples to time.")]
 Repeats = Annotated[int, typer.Option(min=1, max=10_000, help="Number of measurements.")]
-Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="Processor threads to use.")]
+Threads = Annotated[int | None, typer.Option(min=1, max=1024, help="CPU threads to use.")]
 Seed = Annotated[int, typer.Option(min=0, max=2**63 - 1)]
 SINGLE = ("prompt", "image", "video", "audio")  # inputs that may be given once
 # how models are loaded, where the modality can: fields of `mmspec.models.placement.Placement`
@@ -46,27 +46,36 @@ class ModelOptions:
     model: str | None = setting(
         None, "Target: a folder, a hub name or zoo:NAME; default: a bundled model."
     )
-    modality: str | None = setting(None, "If a model has several, or for a hub name.")
+    modality: str | None = setting(None, "Where a model has several, or its hub name shows none.")
     drafter: str | None = setting(
-        None, "Draft model or head, likewise; default: the one bundled for the target."
+        None,
+        "Draft model or head: a folder, a hub name or zoo:NAME; default: the target's bundled one.",
     )
     recipe: list[str] | None = setting(None, "One of `mmspec recipes`.")
     verifier: str | None = setting(
-        None, "Another verifier than the recipe's: NAME or NAME:ranks=3, a file of verifiers/."
+        None,
+        "In place of the recipe's verifier: NAME or NAME:ranks=3, of mmspec.verifiers.names().",
     )
     knobs: list[str] | None = setting(
         None,
-        "An option of all recipes, NAME=VALUE, or of one, RECIPE.NAME=VALUE (see `mmspec show`); "
-        "repeatable.",
+        "An option of the recipe, NAME=VALUE (`mmspec show RECIPE` lists them), or of one of "
+        "several, RECIPE.NAME=VALUE; repeatable.",
         option="--set",
     )
     seed: int = setting(0, "Seed of all noise.", min=0, max=2**63 - 1)
-    threads: int | None = setting(None, "Processor threads to use.", min=1, max=1024)
-    compile: bool = setting(False, "Read blocks by compiled graphs (torch.compile).")
+    threads: int | None = setting(None, "CPU threads to use.", min=1, max=1024)
+    compile: bool = setting(False, "Run forwards as compiled graphs (torch.compile).")
     trust_remote_code: bool = setting(False, "Run code from the model's folder.")
     json: bool = setting(False, "Print one JSON document on stdout.")
-    length: str | None = setting(None, "Draft length: a number, auto, entropy, ...")
-    tree: str | None = setting(None, "Branching widths such as 3,2,1, or dynamic.")
+    length: str | None = setting(
+        None,
+        "Draft length: a number of tokens, auto, heuristic, entropy, adaptive-entropy, confidence, "
+        "thompson, specdec-pp or disco.",
+    )
+    tree: str | None = setting(
+        None,
+        "Draft tree: children per level such as 3,2,1, or auto, dynamic, best-first, entropy, ...",
+    )
     compressor: str | None = setting(
         None,
         "Reduces visual tokens for the drafter: NAME or NAME:keep=0.25, see `mmspec compressors`.",
@@ -75,13 +84,13 @@ class ModelOptions:
         None,
         "Keys and values that the target drafts on: same, sparse:tokens=512, text, pooled, tokens.",
     )
-    window: int | None = setting(None, "Maximal steps of a chain per round.", min=1)
-    max_rows: int | None = setting(None, "Maximal rows per network forward.", min=1)
+    window: int | None = setting(None, "Maximum number of drafted states per round.", min=1)
+    max_rows: int | None = setting(None, "Maximum number of rows per network forward.", min=1)
     sampler: str | None = setting(
-        None, "stochastic: the counterpart with noise of a scheduler that adds none."
+        None, "stochastic: sample with noise where the pipeline's scheduler adds none."
     )
     codec: str | None = setting(
-        None, "Codec of speech: a folder beside the model's weights, another one, or a hub name."
+        None, "Audio codec: a folder beside the model's weights, another folder, or a hub name."
     )
     device: str | None = setting(None, "Device of the weights: cpu (default), cuda, cuda:1, mps.")
     dtype: str | None = setting(

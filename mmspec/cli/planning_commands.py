@@ -20,13 +20,17 @@ def plan(
     shape: Shape,
     device: Device = "h100",
     devices: Annotated[
-        list[int] | None, typer.Option(min=1, max=1 << 16, help="How many; repeatable.")
+        list[int] | None, typer.Option(min=1, max=1 << 16, help="Numbers of devices; repeatable.")
     ] = None,
     context: Annotated[
-        list[int] | None, typer.Option(min=1, max=1 << 24, help="Tokens of prompts; repeatable.")
+        list[int] | None,
+        typer.Option(min=1, max=1 << 24, help="Prompt lengths in tokens; repeatable."),
     ] = None,
     acceptance: Annotated[
-        list[float] | None, typer.Option(min=0, max=1, help="Of a drafted token; repeatable.")
+        list[float] | None,
+        typer.Option(
+            min=0, max=1, help="Probabilities that a drafted token is accepted; repeatable."
+        ),
     ] = None,
     output: Output = 256,
     json: Json = False,
@@ -40,21 +44,25 @@ def plan(
 def simulate(
     shape: Shape,
     device: Device = "h100",
-    devices: Annotated[int, typer.Option(min=1, max=1 << 16, help="All devices.")] = 1,
-    tensor: Annotated[int, typer.Option(min=1, help="Devices that a target is split over.")] = 1,
+    devices: Annotated[int, typer.Option(min=1, max=1 << 16, help="Number of devices.")] = 1,
+    tensor: Annotated[int, typer.Option(min=1, help="Devices per copy of the target.")] = 1,
     rate: Annotated[
         list[float] | None, typer.Option(help="Requests per second; repeatable.")
     ] = None,
     prompt: Annotated[
-        int, typer.Option("--prompt-tokens", min=1, max=1 << 24, help="Mean of the requests.")
+        int,
+        typer.Option("--prompt-tokens", min=1, max=1 << 24, help="Mean prompt length in tokens."),
     ] = 1024,
     output: Output = 256,
-    acceptance: Annotated[float, typer.Option(min=0, max=1, help="Of a drafted token.")] = 0.8,
+    acceptance: Annotated[
+        float,
+        typer.Option(min=0, max=1, help="Probability that a drafted token is accepted."),
+    ] = 0.8,
     length: Annotated[int, typer.Option(min=0, max=64, help="Drafted tokens per round.")] = 3,
     max_rows: Annotated[int, typer.Option(min=1, help="Requests decoded at a time.")] = 64,
     max_queue: Annotated[int, typer.Option(min=0, help="Requests that may wait.")] = 64,
     seconds: Annotated[
-        float, typer.Option(min=1, max=1e6, help="How long requests come; at least 200 of them.")
+        float, typer.Option(min=1, max=1e6, help="Duration of arrivals; at least 200 requests.")
     ] = 60,
     seed: Annotated[int, typer.Option(min=0)] = 0,
     json: Json = False,
@@ -94,8 +102,8 @@ def measure_workers(
     drafter: Annotated[str | None, typer.Option(help="Draft model, if the recipe has one.")] = (
         "zoo:llava-drafter"
     ),
-    workers: Annotated[list[int] | None, typer.Option(min=1, help="How many; repeatable.")] = None,
-    prompts: Annotated[int, typer.Option(min=8, max=100_000, help="Of each worker.")] = 64,
+    workers: Annotated[list[int] | None, typer.Option(min=1, help="Numbers; repeatable.")] = None,
+    prompts: Annotated[int, typer.Option(min=8, max=100_000, help="Prompts per worker.")] = 64,
     json: Json = False,
 ) -> None:
     """Measure several workers over one, by Ray Data and by Ray Serve; needs the extra `ray`."""

@@ -132,7 +132,7 @@ def _print_sweep(found: sweep_study.Sweep) -> None:
         )
         for one in found.points
     ]
-    titles = ["recipe", "knob", "fewer calls", "over plain", "distance", "tiny TV"]
+    titles = ["recipe", "parameter", "fewer calls", "over plain", "distance", "tiny TV"]
     titles += ["qualities (to plain)", "episodes"]
     shown = len(titles) if any(row[-1] for row in rows) else len(titles) - 1
     print_table([row[:shown] for row in rows], *titles[:shown])

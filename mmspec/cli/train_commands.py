@@ -110,12 +110,14 @@ def train(
     ] = 32,
     every: Annotated[int, typer.Option(min=1, help="Steps between measured checkpoints.")] = 100,
     max_new_tokens: Annotated[
-        int, typer.Option(min=2, max=1 << 16, help="Maximal tokens of an answer.")
+        int, typer.Option(min=2, max=1 << 16, help="Maximum number of tokens of an answer.")
     ] = 128,
     max_length: Annotated[
         int,
         typer.Option(
-            min=4, max=1 << 20, help="Maximal tokens of an example; longer ones are skipped."
+            min=4,
+            max=1 << 20,
+            help="Maximum number of tokens of an example; longer ones are skipped.",
         ),
     ] = 2048,
     temperature: Annotated[float, typer.Option(min=0, help="Of the target's answers.")] = 0.0,
@@ -171,9 +173,11 @@ def phrases(
         list[str] | None, typer.Option(help="Prompts, used in turns; default: the bundled ones.")
     ] = None,
     merges: Annotated[
-        int, typer.Option(min=0, max=10**6, help="Maximal number of phrases.")
+        int, typer.Option(min=0, max=10**6, help="Maximum number of phrases.")
     ] = 1000,
-    longest: Annotated[int, typer.Option(min=2, max=64, help="Maximal codes of a phrase.")] = 4,
+    longest: Annotated[
+        int, typer.Option(min=2, max=64, help="Maximum number of codes of a phrase.")
+    ] = 4,
     least: Annotated[int, typer.Option(min=1, help="Minimal count of a pair.")] = 2,
     batch: Annotated[int, typer.Option(min=1, max=4096, help="Images per batch.")] = 16,
 ) -> None:
@@ -234,7 +238,9 @@ def judge(
     tail: Annotated[
         int, typer.Option(min=0, help="Last tokens by which answers are compared; 0 = all.")
     ] = 4,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Maximal tokens of an answer.")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=2, help="Maximum number of tokens of an answer.")
+    ] = 128,
     steps: Annotated[int, typer.Option(min=1, max=10**6)] = 300,
 ) -> None:
     """Train a judge of refused tokens, for recipe judge."""
@@ -277,7 +283,9 @@ def cllm(
     ] = None,
     prompts: Annotated[int, typer.Option(min=1, max=10**6, help="Number of examples.")] = 64,
     block: Annotated[int, typer.Option(min=2, max=256, help="Tokens iterated at once.")] = 16,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Maximal tokens of an answer.")] = 128,
+    max_new_tokens: Annotated[
+        int, typer.Option(min=2, help="Maximum number of tokens of an answer.")
+    ] = 128,
     repeats: Annotated[int, typer.Option(min=1, help="Random first states of a block.")] = 4,
     steps: Annotated[int, typer.Option(min=1, max=10**6)] = 500,
     rate: Annotated[float, typer.Option(min=0, help="Peak learning rate.")] = 2e-5,

@@ -21,7 +21,7 @@ class DiffusionSettings:
 
     steps: int | None = setting(None, "Steps of the scheduler.", min=2)
     guidance: float | None = setting(None, "Guidance scale.", min=0)
-    words: int | None = setting(None, "Maximal number of prompt tokens.", min=1, max=4096)
+    words: int | None = setting(None, "Maximum number of prompt tokens.", min=1, max=4096)
     grid: str | None = setting(None, "A grid of images, as in 4x4.", only="generate")
 
 

@@ -189,7 +189,7 @@ def test_knobs_are_turned(
             "--plot and --picture both write x.png",
         ),
         (("bench", "sweep", "--model", "JANUS", "--plot", "x.txt"), "choose one of .svg"),
-        (("bench", "sweep", "--model", "JANUS", "--recipe", "sjd"), "sjd: no knob is known"),
+        (("bench", "sweep", "--model", "JANUS", "--recipe", "sjd"), "sjd: no parameter to sweep"),
         (
             ("generate", "--prompt", "a", "--modality", "image", "--model", "zoo:llava"),
             "is of modality vlm",

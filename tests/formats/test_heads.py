@@ -365,6 +365,8 @@ def test_the_command_line_converts_and_exports(
     assert "format llamagen is only read; choose one of angelslim" in capsys.readouterr().err
     assert main(["export", "eagle", str(tmp_path / "head"), "--out", str(tmp_path / "x")]) == 1
     assert "holds a FeatureHead, and this is a Eagle3Head" in capsys.readouterr().err
+    bundled = run(capsys, "export", "medusa", "zoo:llava-medusa", "--out", str(tmp_path / "zoo"))
+    assert bundled["weights"] > 0
     listed = {one["format"]: one["exported"] for one in run(capsys, "convert")}
     assert listed["vllm"]
     assert not listed["llamagen"]

@@ -125,15 +125,15 @@ def sweep(
     seed: int = 0,
     progress: Progress = silent,
 ) -> Sweep:
-    """Measure recipes at every value of their knobs; `accelerated(recipe, **parts)` binds them.
+    """Measure recipes at every value of a parameter; `accelerated(recipe, **parts)` binds them.
 
     All values of a recipe are timed in one benchmark, with plain decoding. Raises ValueError for
-    recipes without a knob.
+    recipes without one.
     """
     unknown = [name for name in recipes if name not in KNOBS]
     if unknown or not recipes:
         raise ValueError(
-            f"{', '.join(unknown)}: no knob is known; recipes with one: {', '.join(KNOBS)}"
+            f"{', '.join(unknown)}: no parameter to sweep; recipes with one: {', '.join(KNOBS)}"
         )
     alone = replace(workload, baselines={}, peers=None)
     points: list[SweepPoint] = []

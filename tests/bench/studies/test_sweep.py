@@ -90,5 +90,5 @@ def test_columns_of_a_modality_are_numbers() -> None:
 
 
 def test_a_recipe_without_a_knob_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"sjd: no knob is known; recipes with one: gsd"):
+    with pytest.raises(ValueError, match=r"sjd: no parameter to sweep; recipes with one: gsd"):
         measured("sjd")
