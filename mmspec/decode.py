@@ -343,8 +343,12 @@ class GuardedDrafter:
 
 
 def _propose_finite(drafter: Drafter, context: ContextLike, state: Any) -> Draft:
-    """Raises ValueError for continuous tokens that are not finite, which the target would read."""
+    """Raises ValueError for other rows than the context's, and for numbers that are not finite."""
     draft = drafter.propose(context, state)
+    if draft.batch != context.batch:
+        raise ValueError(
+            f"the draft has {draft.batch} rows, the context {context.batch}; draft one per row"
+        )
     if draft.tokens.is_floating_point() and not bool(draft.tokens.isfinite().all()):
         raise ValueError(
             "the drafted tokens are NaN or infinite; run the draft model in a wider dtype"

@@ -83,6 +83,24 @@ def failing(
     return Failing(Oracle(rows, tree=3), step, error)
 
 
+class OneRow(Drafter):
+    """Proposes a single chain, whatever the number of rows."""
+
+    kinds = (Kind.DET,)
+
+    def propose(self, context: Any, state: None) -> Draft:
+        return Draft.chain(torch.ones(1, 2, dtype=torch.int64), Kind.DET)
+
+
+def test_a_draft_of_other_rows_is_retired_and_changes_nothing() -> None:
+    model, request = toys.model("llama"), toys.inputs("llama", batch=2, ragged=True)
+    fast = mmspec.accelerate(model, "coupled", drafter=OneRow())
+    out = fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+    assert torch.equal(out.sequences, greedy(model, request))
+    assert out.stats.fallback is not None
+    assert "the draft has 1 rows, the context 2" in out.stats.fallback
+
+
 @pytest.mark.parametrize(("error", "step"), covering(FAILURES, STEPS, strength=1))
 def test_a_drafter_that_fails_is_retired_with_one_warning(
     step: str, error: BaseException, caplog: pytest.LogCaptureFixture

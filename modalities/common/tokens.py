@@ -180,6 +180,12 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
         kv=recipe.kv if recipe.kv is None or parts.get("kv") is None else parts["kv"],
     )
     own = drafter if isinstance(drafter, Drafter) else None
+    shape = [name for name in ("tree", "length") if parts.get(name) is not None]
+    if own and shape:
+        raise ValueError(
+            f"{' and '.join(shape)}= would change nothing: a {type(own).__name__} object decides "
+            "what it drafts; give it to that object, and drop it here"
+        )
     small = None if own else draft_model(recipe, drafter, backbone)
     reader, sees = (None, recipe.sees) if small is None else (small.reader, small.sees)
     if compressor is None and recipe.kv is None and sees not in COMPRESSIBLE:
