@@ -184,7 +184,7 @@ class Accelerated(Calls):
         except Exception as error:
             if loop.has_rounds or not is_of_library(error):
                 raise
-            given = {**{str(index): one for index, one in enumerate(args)}, **arguments}
+            given = {f"argument {place}": one for place, one in enumerate(args, 1)} | arguments
             request = f"{type(self.model).__name__}.{call}()"
             raise ValueError(library_message(error, request, given)) from error
         self.last_stats = loop.stats()
@@ -209,7 +209,8 @@ class Accelerated(Calls):
         return trace
 
     def _missing_call(self, call: str) -> str:
-        known = " or ".join(f"{name}()" for name in self.calls)
+        calls = ("the object itself" if one == "__call__" else f"{one}()" for one in self.calls)
+        known = " or ".join(calls)
         return f"{type(self.model).__name__} has no {call}() here; call {known}"
 
     def _warn(self, stats: Stats) -> None:

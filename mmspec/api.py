@@ -17,7 +17,7 @@ from typing import Any
 from mmspec import recipes, registry, verifiers, zoo
 from mmspec.accelerated import Accelerated
 from mmspec.draft import Verifier
-from mmspec.errors import check_same_kind, unknown_message
+from mmspec.errors import check_same_kind, format_value, unknown_message
 from mmspec.modality import Modality
 from mmspec.models.own_heads import find_weights
 from mmspec.recipe import Recipe
@@ -118,7 +118,8 @@ def select_recipe(owner: Modality, recipe: str | Recipe | None, is_drafted: bool
         return recipes.get(recipe)
     if not isinstance(recipe, Recipe):
         raise ValueError(
-            f"recipe={recipe!r} is neither a name nor a Recipe; see mmspec.recipes.names()"
+            f"recipe={format_value(recipe)} is neither a name nor a Recipe; give one of "
+            "mmspec.recipes.names(), and a draft model as drafter="
         )
     return recipe
 
@@ -154,8 +155,8 @@ def _resolve_verifier(given: Verifier | str | None, owner: Modality) -> Verifier
     verifier = verifiers.parse_verifier(given) if isinstance(given, str) else given
     if not isinstance(verifier, Verifier):
         raise ValueError(
-            f"verifier={verifier!r} is not a verifier; give a name, such as 'coupled', or an "
-            "object of mmspec.verifiers"
+            f"verifier={format_value(verifier)} is not a verifier; give a name, such as 'coupled', "
+            "an object of mmspec.verifiers, or a rule as mmspec.verifiers.recursive.Recursive(rule)"
         )
     if verifier.decodes and set(verifier.decodes).isdisjoint(owner.all_decodes):
         raise ValueError(

@@ -59,13 +59,15 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | 
         return None
     if not recipe.takes_drafter:
         raise ValueError(f"recipe {recipe.name!r} takes no draft model; drop drafter=")
+    if isinstance(drafter, type):
+        raise ValueError(f"drafter= is the class {drafter.__name__}; give an object of it")
     model = _load(recipe, drafter, target) if isinstance(drafter, str | Path) else drafter
     kind = next((one for one in recipe.draft_model if one.accepts(model)), None)
     if kind is None:
         raise ValueError(
             f"recipe {recipe.name!r} needs {recipe.drafter_description}, "
-            f"but {with_article(type(model).__name__)} is none; give drafter= another model "
-            "(for tokens also one that inherits mmspec.draft.Drafter), or use another recipe"
+            f"and drafter= is {with_article(type(model).__name__)}; give such a draft model (for "
+            "tokens also an object that inherits mmspec.draft.Drafter), or use another recipe"
         )
     check_signature(model, target)
     if not recipe.exact:

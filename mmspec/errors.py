@@ -262,9 +262,11 @@ def library_message(error: Exception, caller: str, given: Mapping[str, Any]) -> 
     if len(reason) >= 500:  # whole tensors, at times
         reason = f"{reason[:350]} ... {reason[-140:]}"
     shown = ", ".join(f"{name}={format_value(value)}" for name, value in given.items())
+    has_tensors = any(getattr(value, "shape", None) for value in given.values())
+    tensors = ", and give tensors as the model's own processor makes them" * has_tensors
     return (
         f"{caller} cannot take this request ({type(error).__name__}: {reason}); given: {shown}; "
-        "check these, and give tensors as the model's own processor makes them"
+        f"check these{tensors}"
     )
 
 

@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, cast
 
-from mmspec.errors import first_line
+from mmspec.errors import first_line, nearest_name
 from mmspec.modality import Formatting, Measures, Modality, Plug, Source, Survey, TrainingData
 from mmspec.models.folder import read_json
 
@@ -240,7 +240,7 @@ def checkpoint(name: str) -> str:
         name = ALIASES.get(name, name)
     known = [entry.name for one in modalities().values() for entry in one.zoo]
     if name not in known:
-        raise ValueError(
-            f"{name!r} is not in the zoo; choose one of: {', '.join([*known, *ALIASES])}"
-        )
+        near = nearest_name(str(name), known)
+        hint = f"did you mean {near!r}?" if near else f"choose one of: {', '.join(known)};"
+        raise ValueError(f"{name!r} is not in the zoo; {hint} `mmspec zoo list` describes them")
     return name

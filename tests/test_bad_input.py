@@ -17,6 +17,7 @@ from transformers.cache_utils import DYNAMIC_LAYER_TYPE_MAPPING, DynamicLayer
 import mmspec
 from mmspec.drafters.oracle import Oracle, RandomDrafter
 from mmspec.trees import Tree
+from mmspec.verifiers.rank_limit import RankLimit
 from tests import toys
 from tests.toys.texts import text
 
@@ -103,6 +104,26 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
         lambda: fast(recipe="prompt-lokup"),
         ["'prompt-lokup'", "did you mean 'prompt-lookup'?"],
     ),
+    "a draft model in place of the recipe": (
+        lambda: fast(recipe=small()),
+        ["recipe=LlamaForCausalLM", "neither a name nor a Recipe", "a draft model as drafter="],
+    ),
+    "a rule in place of a verifier": (
+        lambda: fast(recipe="prompt-lookup", verifier=RankLimit(2)),
+        ["RankLimit", "is not a verifier", "recursive.Recursive(rule)"],
+    ),
+    "the class of a drafter": (
+        lambda: fast(drafter=RandomDrafter),
+        ["the class RandomDrafter", "an object of it"],
+    ),
+    "a draft length for a drafter that has its own": (
+        lambda: fast(drafter=RandomDrafter(tree=2), length=3),
+        ["length=", "RandomDrafter", "drop it"],
+    ),
+    "the processor's output in one piece": (
+        lambda: fast(recipe="prompt-lookup").generate(toys.inputs("llama"), max_new_tokens=4),
+        ["input_ids is a dict", "generate(**inputs)"],
+    ),
     "unknown keyword": (
         lambda: fast(recipe="prompt-lookup", longst=4),
         ["longst", "did you mean 'longest'", "accelerate()"],
@@ -145,7 +166,7 @@ AT_CONSTRUCTION: dict[str, tuple[Call, list[str]]] = {
     ),
     "neither a model nor a drafter": (
         lambda: fast(drafter={"name": "small"}),
-        ["needs a draft model", "a dict is none", "inherits mmspec.draft.Drafter"],
+        ["needs a draft model", "drafter= is a dict", "inherits mmspec.draft.Drafter"],
     ),
     "pixels for a text drafter": (
         lambda: fast("llava", drafter=small(), sees="pixels"),

@@ -96,6 +96,12 @@ def load_model(maker: Any, folder: str | Path, kind: str, dtype: torch.dtype | N
     """
     check_folder_exists(str(folder), kind)
     check_folder(Path(folder))
+    wanted, given = maker.config_class.model_type, model_type(folder)
+    if given not in (None, wanted):
+        raise ValueError(
+            f"{folder} holds a model of type {given!r}, no {kind} ({wanted!r}); give a folder "
+            f"written by {maker.__name__}.save_pretrained, or choose a recipe that takes {given!r}"
+        )
     with explain_load_errors(folder, kind):
         model, found = maker.from_pretrained(
             folder,

@@ -68,7 +68,10 @@ def load_processor(source: str, model: Any, sees: bool, trust_remote_code: bool 
         found = auto.from_pretrained(get_source(source, model), trust_remote_code=trust_remote_code)
     except Exception as error:  # damaged files raise whatever their reader raises
         reason = " ".join(str(error).split()) or type(error).__name__
-        raise ValueError(f"{source} has no {what} that can be loaded: {reason}") from error
+        raise ValueError(
+            f"{source} has no {what} that can be loaded ({reason}); give a model with its {what}, "
+            "and a head as its drafter"
+        ) from error
     tokenizer = get_tokenizer(found)
     tokenizer.padding_side = "left"
     if tokenizer.pad_token is None:

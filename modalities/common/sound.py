@@ -273,7 +273,7 @@ def _to_tensor(given: Any) -> Tensor:
         samples = torch.as_tensor(given if isinstance(given, Tensor) else np.asarray(given))
     except (TypeError, ValueError):
         raise ValueError(
-            f"audio={format_value(given)} are not samples; give a file, or a tensor (n,)"
+            f"audio={format_value(given)} is neither a file nor samples; give one, or a tensor (n,)"
         ) from None
     if samples.layout != torch.strided or samples.is_meta:
         raise ValueError(f"audio={format_value(given)} holds no samples; give a dense tensor (n,)")

@@ -168,7 +168,7 @@ def fixed_layout(name: str, size: tuple[int, int], codes: int) -> Callable[[int,
         if (height, width) != size:
             raise ValueError(
                 f"a grid of {height} x {width} does not fit: {name} generates {size[0]} x {size[1]}"
-                " codes only; drop grid="
+                " codes only; drop the size"
             )
         return Grid(height, width, (0, codes))
 

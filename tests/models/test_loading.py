@@ -47,6 +47,12 @@ def test_weights_of_another_size_are_named(tmp_path: Path) -> None:
             load(tmp_path / name)
 
 
+def test_a_head_of_another_kind_is_named_before_its_weights_are_read(tmp_path: Path) -> None:
+    random_drafter(recipes.get("eagle"), toys.model("llama"), 0).save_pretrained(tmp_path)
+    with pytest.raises(ValueError, match=r"type 'feature_head', no EAGLE-3 head \('eagle3_head'\)"):
+        load_eagle3_head(tmp_path)
+
+
 def test_tied_weights_are_not_missing(tmp_path: Path) -> None:
     model = toys.model("llama")
     config = type(model.config)(**{**model.config.to_dict(), "tie_word_embeddings": True})

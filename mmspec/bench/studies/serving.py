@@ -130,8 +130,14 @@ def measure_serving(
     `requests` are arguments of `generate` of one row each, `batches` the same requests in static
     batches of up to `STATIC`, in their order. With `ragged` their outputs differ in length
     (`arrivals.make_ragged`). `rates_hz` are requests per second of a Poisson process, to servers of
-    `STATIC` rows. Every method runs once before it is measured.
+    `STATIC` rows. Every method runs once before it is measured. Raises ValueError for a model whose
+    requests are no token ids.
     """
+    if "input_ids" not in requests[0]:
+        raise ValueError(
+            f"{type(fast.model).__name__} reads no input_ids, which requests to a server are; give "
+            "a language or vision-language model, or measure this one with `mmspec bench`"
+        )
     if ragged:
         requests = make_ragged(requests, seed)
     points, skipped = list[LoadPoint](), dict[str, str]()

@@ -333,8 +333,9 @@ def target_features(kit: Kit, remembers: bool = False) -> TargetFeatureInputs:
     source, own = kit.target.config.hidden_size, kit.drafter.config.hidden_size
     if source != own:
         raise ValueError(
-            f"the target's vision features are {source} wide, but the draft model reads {own}; use "
-            "a draft model with a projector (recipe='massv'), or sees='pixels'"
+            f"the target's vision features are {source} wide, but the draft model reads {own}; "
+            "give one with a projector of its own, which `mmspec train massv` writes (recipe "
+            "'massv'), or sees='pixels'"
         )
     compressor = (
         None

@@ -326,6 +326,10 @@ def _check_kind(name: str, value: Any) -> None:
         for one in value:  # images of different sizes
             _check_kind(name, one)
         return
+    if isinstance(value, Mapping):
+        raise ValueError(
+            f"{name} is a {type(value).__name__}; pass what it holds by name: generate(**inputs)"
+        )
     if not isinstance(value, Tensor):
         raise ValueError(
             f"{name} is a {type(value).__name__}, no tensor; pass the output of the model's "

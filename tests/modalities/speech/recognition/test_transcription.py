@@ -236,7 +236,7 @@ BAD: dict[str, tuple[Any, dict[str, Any], str]] = {
     "times by another name": (CLIPS[0], {"return_timestamps": True}, "give timestamps=True"),
     "a dictionary": (CLIPS[0], {"return_dict_in_generate": True}, "returns transcripts"),
     "unknown": (CLIPS[0], {"volume": 11}, "volume"),
-    "nothing": (None, {}, "audio=None are not samples"),
+    "nothing": (None, {}, "audio=None is neither a file nor samples"),
     "sparse": (torch.zeros(9).to_sparse(), {}, "float32.*holds no samples; give a dense tensor"),
     "NaN threshold": (CLIPS[0], {"no_speech_threshold": math.nan}, "no_speech_threshold=nan must"),
     "one of two thresholds": (CLIPS[0], {"no_speech_threshold": 0.6}, "give both, such as 0.6 and"),
