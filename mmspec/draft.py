@@ -148,8 +148,8 @@ class Draft:
     @cached_property
     def scored_depths(self) -> Tensor:  # (1 or B, N + 1)
         """Distance from the context of what each row of `Scores` predicts."""
-        tree, device = self.tree, self.tokens.device
-        return self.reach.sum(-1).long() if tree is None else tree.scored_depths_on(device)
+        tree, on = self.tree, self.tokens.device
+        return self.reach.sum(-1, dtype=torch.int64) if tree is None else tree.scored_depths_on(on)
 
     @cached_property
     def reach(self) -> Tensor:  # (B, N + 1, N) float

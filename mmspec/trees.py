@@ -231,15 +231,13 @@ def all_true_mask(batch: int, nodes: int, device: torch.device) -> Tensor:  # (B
     return torch.ones(batch, nodes, dtype=torch.bool, device=device)
 
 
-def additive_mask(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where `visible` (bool), the lowest value of `dtype` elsewhere."""
-    return torch.where(visible, *_mask_values(dtype, visible.device))
-
-
-@lru_cache(maxsize=32)
-def _mask_values(dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    lowest = torch.finfo(dtype).min
-    return torch.zeros((), dtype=dtype, device=device), torch.tensor(lowest, dtype=dtype).to(device)
+@lru_cache(maxsize=64)
+def mask_values(
+    batch: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:  # (B, 1, 1, 1), ()
+    """What is written where a slot is seen, in the shape of B rows, and where it is not."""
+    hide = torch.tensor(torch.finfo(dtype).min, dtype=dtype)
+    return torch.zeros(batch, 1, 1, 1, dtype=dtype, device=device), hide.to(device)
 
 
 @lru_cache(maxsize=256)

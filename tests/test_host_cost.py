@@ -14,21 +14,21 @@ from mmspec.draft import Round
 from mmspec.zoo import language
 
 CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, and its nodes
-    "coupled": (65, {"length": 5}, 5),
-    "coupled, sampled": (100, {"length": 5}, 5),
+    "coupled": (60, {"length": 5}, 5),
+    "coupled, sampled": (90, {"length": 5}, 5),
     "coupled, tree": (80, {"tree": [3, 2, 1, 1]}, 21),
-    "coupled, tree, sampled": (100, {"tree": [3, 2, 1, 1]}, 21),
-    "dynamic-tree": (140, {}, 16),
-    "dynamic-tree, sampled": (175, {}, 16),
+    "coupled, tree, sampled": (90, {"tree": [3, 2, 1, 1]}, 21),
+    "dynamic-tree": (135, {}, 16),
+    "dynamic-tree, sampled": (168, {}, 16),
     "recursive-rejection": (80, {}, 21),
-    "recursive-rejection, sampled": (150, {}, 21),
+    "recursive-rejection, sampled": (140, {}, 21),
 }
 RARE = {  # beside the default tests
     "spec-infer, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "greedy-multi-draft, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "spechub, sampled": (150, {}, 14),
     "spectr, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
-    "traversal, sampled": (175, {"tree": [3, 2, 1, 1]}, 21),
+    "traversal, sampled": (172, {"tree": [3, 2, 1, 1]}, 21),
 }
 ALL = (*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in RARE))
 AHEAD = 80  # more in a round that draws noise for the next ones too: at most one of these here

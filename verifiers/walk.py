@@ -135,8 +135,8 @@ def find_failed_path(draft: Draft, failed: Tensor) -> tuple[Tensor, Tensor, Tens
         depth, below, paths = _ends(draft.tree, failed.device)
         length, row = torch.addmm(depth, failed.float(), below).max(-1)
         return paths[row], length.long(), row
-    num_failed = (draft.reach * failed[:, None]).sum(-1)
-    length, row = draft.scored_depths.masked_fill(num_failed > 0, -1).max(-1)
+    has_failed = (draft.reach * failed[:, None]).any(-1)
+    length, row = draft.scored_depths.masked_fill(has_failed, -1).max(-1)
     places, nodes = _count_down(draft.nodes, row.device)  # the first node has the largest
     ends = draft.reach[row_indices(draft.batch, row.device), row] * places
     return nodes[ends.topk(draft_depth(draft), -1).values.long()], length, row

@@ -102,7 +102,7 @@ class GraphModel(DraftModel):
     def predict(self, context: Any, state: Any, nodes: DraftNodes) -> Categorical:
         self.read.append(nodes.tokens)
         layout, columns = nodes.layout, self.first[4]
-        depths, corner = layout.place_after(0, self.buffers[0].dtype)
+        depths, corner = layout.depths, layout.visible
         count, rows = nodes.tokens.shape[1], context.batch
         kept, rope = columns[0] + self.counts, columns[2] + self.counts
         first = kept + (corner.shape[2] - count)

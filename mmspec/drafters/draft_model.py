@@ -25,7 +25,7 @@ from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.trees.draws import draw
 from mmspec.targets.memory import BlockSeries, TokenBlock, build_block
 from mmspec.targets.tokens.context import Context, prefix_of
-from mmspec.trees import additive_mask, paths_of_visible
+from mmspec.trees import paths_of_visible
 
 
 class DraftModel(ABC):
@@ -136,14 +136,10 @@ class LayoutSeries:
     depths: Tensor  # (1, n)
     visible: Tensor  # (1, n, n) bool
     counts: tuple[int, ...]
-    blocks: dict[torch.dtype, BlockSeries] = field(default_factory=dict)
 
-    def place(self, dtype: torch.dtype) -> BlockSeries:
-        """As blocks with an additive mask; computed once."""
-        if dtype not in self.blocks:
-            corner = additive_mask(self.visible, dtype)
-            self.blocks[dtype] = BlockSeries(self.depths, corner, self.counts)
-        return self.blocks[dtype]
+    @cached_property
+    def blocks(self) -> BlockSeries:
+        return BlockSeries(self.depths, self.visible, self.counts)
 
 
 @dataclass(frozen=True)
@@ -155,21 +151,20 @@ class Layout:
 
     depths: Tensor  # (1 or B, n), 0 = child of the context
     visible: Tensor  # (1 or B, n, read before + n) bool: read nodes each one attends to
-    masks: dict[tuple[int, torch.dtype], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    shifted: dict[int, tuple[Tensor, Tensor]] = field(default_factory=dict)
     known_parents: tuple[Tensor, int] | None = None  # of nodes read one level before, less that
     series: LayoutSeries | None = None  # which it is a part of, where all are fixed
     part: int = 0
 
-    def place_after(self, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Depths and additive mask after `waiting` tokens that are not cached; computed once."""
-        key = (waiting, dtype)
-        if key not in self.masks:
-            visible, depths = self.visible, self.depths
-            if waiting:
-                before = visible.new_ones(*visible.shape[:2], waiting)
-                visible, depths = torch.cat((before, visible), 2), depths + waiting
-            self.masks[key] = (depths, additive_mask(visible, dtype))
-        return self.masks[key]
+    def place_after(self, waiting: int) -> tuple[Tensor, Tensor]:
+        """Depths and attention mask after `waiting` tokens that are not cached; computed once."""
+        if not waiting:
+            return self.depths, self.visible
+        if waiting not in self.shifted:
+            before = self.visible.new_ones(*self.visible.shape[:2], waiting)
+            seen = torch.cat((before, self.visible), 2)
+            self.shifted[waiting] = (self.depths + waiting, seen)
+        return self.shifted[waiting]
 
     @cached_property
     def parents(self) -> Tensor:  # (1 or B, n)
@@ -207,13 +202,13 @@ class DraftNodes:
 
     def block(self, like: Tensor, waiting: int = 0) -> TokenBlock:
         """As a token block after the cached tokens and `waiting` uncached ones, where `like` is."""
-        depths, mask = self.layout.place_after(waiting, like.dtype)
+        depths, mask = self.layout.place_after(waiting)
         tokens, count = self.tokens, self.tokens.shape[1]
         before, own = mask.shape[2] - count, self.layout.series
         if tokens.device != like.device:  # a draft model on a device of its own
             tokens, depths, mask = (one.to(like.device) for one in (tokens, depths, mask))
             own = None
-        series = None if waiting or own is None else own.place(like.dtype)
+        series = None if waiting or own is None else own.blocks
         part = self.layout.part
         return TokenBlock(tokens, depths, mask, 0, None, before, series=series, part=part)
 

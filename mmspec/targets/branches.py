@@ -23,7 +23,6 @@ import torch
 from torch import Tensor
 
 from mmspec.targets.memory import Memory, TokenBlock
-from mmspec.trees import additive_mask
 
 
 @dataclass(frozen=True)
@@ -65,10 +64,9 @@ class Branches:
         )
 
     def block(self, first: int, like: Tensor) -> TokenBlock:
-        """The nodes from `first` on, read after those before; with a mask as `like`."""
-        corner = additive_mask(self.visible[:, first:], like.dtype)
-        tokens, depths = self.tokens[:, first:], self.depths[:, first:]
-        tokens, depths, corner = (one.to(like.device) for one in (tokens, depths, corner))
+        """The nodes from `first` on, read after those before; where `like` is."""
+        own = (self.tokens[:, first:], self.depths[:, first:], self.visible[:, first:])
+        tokens, depths, corner = (one.to(like.device) for one in own)
         return TokenBlock(tokens, depths, corner, 0, num_preceding=first)
 
     def prune(self, tips: Sequence[Sequence[int]], limit: int) -> tuple[Branches, Kept]:

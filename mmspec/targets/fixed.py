@@ -148,8 +148,7 @@ class FixedSlots:
         self.fit(memory, max(memory.lengths) + width)
         tokens = pad(block.tokens, (rows, length))
         depths = pad(block.depths.expand(self.batch, -1), (rows, length))
-        hide = torch.finfo(block.corner.dtype).min
-        corner = pad(block.corner.expand(self.batch, -1, -1), (rows, length, span), hide)
+        corner = pad(block.corner.expand(self.batch, -1, -1), (rows, length, span))
         more = [0] * (rows - self.batch)
         pads = [0] * self.batch if block.pads is None else block.pads
         last = NO_END if memory.max_position is None else memory.max_position
@@ -194,9 +193,9 @@ class BlockPlan:
         ahead = torch.arange(capacity, device=depths.device) - kept + pads  # (R, C)
         inside = (ahead >= pads) & (ahead < span)
         index = ahead.clamp(0, span - 1)[:, None].expand(-1, length, -1)
-        hide = torch.finfo(corner.dtype).min
-        committed = torch.where(ahead < pads, base, hide)[:, None]
-        self.mask = torch.where(inside[:, None], corner.gather(2, index), committed)[:, None]
+        committed = torch.where(ahead < pads, base, torch.finfo(base.dtype).min)[:, None]
+        seen = corner.gather(2, index) & inside[:, None]
+        self.mask = committed.masked_fill(seen, 0)[:, None]
 
     def mask_window(self, window: int) -> Tensor:  # (R, 1, q, C)
         """The mask of layers with a sliding window."""

@@ -18,7 +18,7 @@ from torch.nn import functional
 from mmspec.draft import Draft
 from mmspec.targets.cache import SlotCache
 from mmspec.targets.slots import Mask
-from mmspec.trees import Tree, additive_mask
+from mmspec.trees import Tree
 
 if TYPE_CHECKING:
     from mmspec.targets.readers.rotary import PositionTable
@@ -32,7 +32,7 @@ class BlockSeries:
     """
 
     depths: Tensor  # (1, n) rotary offset from the first uncommitted slot
-    corner: Tensor  # (1, n, n) additive mask
+    corner: Tensor  # (1, n, n) bool
     counts: tuple[int, ...]
 
 
@@ -47,7 +47,7 @@ class TokenBlock:
 
     tokens: Tensor  # (B, q) int64
     depths: Tensor  # (1 or B, q) rotary offset from the first uncommitted slot
-    corner: Tensor  # (1 or B, q, num_preceding + q) additive mask over the uncommitted slots
+    corner: Tensor  # (1 or B, q, num_preceding + q) bool: uncommitted slots each one attends to
     waiting: int  # P
     pads: tuple[int, ...] | None = None  # left padding per row, None = none anywhere
     num_preceding: int = 0
@@ -106,10 +106,7 @@ class TokenBlock:
 
 
 def build_block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Tensor) -> TokenBlock:
-    """Lay out pending tokens and a draft below the last of them.
-
-    `like` gives mask dtype and device.
-    """
+    """Lay out pending tokens and a draft below the last of them, on the device of `like`."""
     device = like.device
     waiting = max(len(row) for row in pending)
     short = any(len(row) < waiting for row in pending)
@@ -119,10 +116,10 @@ def build_block(pending: Sequence[Sequence[int]], draft: Draft | None, like: Ten
         tokens = torch.cat((tokens, draft.tokens), 1)
     tree = Tree.chain(0) if draft is None else draft.tree
     if tree is not None:
-        depths, corner = _static(tree, waiting, like.dtype, device)
+        depths, corner = _static(tree, waiting, device)
     else:
         assert draft is not None
-        depths, corner = _dynamic(draft, waiting, like.dtype)
+        depths, corner = _dynamic(draft, waiting)
     node_inputs = None if draft is None else draft.node_inputs
     if node_inputs is not None and node_inputs.relative_positions is not None:
         before = torch.arange(waiting, device=device).expand(len(tokens), -1)
@@ -352,24 +349,22 @@ def to_column(values: Sequence[int], device: torch.device) -> Any:
 
 
 @lru_cache(maxsize=256)
-def _static(
-    tree: Tree, waiting: int, dtype: torch.dtype, device: torch.device
-) -> tuple[Tensor, Tensor]:
+def _static(tree: Tree, waiting: int, device: torch.device) -> tuple[Tensor, Tensor]:
     """Depths (1, q) and corner (1, q, q) of `waiting` tokens followed by a tree."""
     depths = [*range(waiting), *(waiting + depth for depth in tree.depths)]
     corner = _open_corner(tree.ancestors_on(torch.device("cpu")), waiting)
-    return torch.tensor(depths, device=device)[None], additive_mask(corner, dtype).to(device)
+    return torch.tensor(depths, device=device)[None], corner.to(device)
 
 
-def _dynamic(draft: Draft, waiting: int, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _dynamic(draft: Draft, waiting: int) -> tuple[Tensor, Tensor]:
     """The same for trees that differ between rows: (B, q), (B, q, q)."""
     if waiting == 1:
         visible = functional.pad(draft.reach, (1, 0), value=1.0)
-        return draft.scored_depths, additive_mask(visible.bool(), dtype)
+        return draft.scored_depths, visible.bool()
     chain, corner = _chain_before(draft.batch, draft.nodes, waiting, draft.tokens.device)
     visible = corner.clone()
     visible[:, waiting:, waiting:] = draft.ancestors()
-    return torch.cat((chain, draft.depths() + waiting), 1), additive_mask(visible, dtype)
+    return torch.cat((chain, draft.depths() + waiting), 1), visible
 
 
 @lru_cache(maxsize=256)

@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 from transformers.cache_utils import CacheLayerMixin, LinearAttentionLayer
 
+from mmspec.trees import mask_values
+
 if TYPE_CHECKING:
     from mmspec.targets.memory import TokenBlock
 
@@ -290,9 +292,8 @@ def _free_bytes(device: torch.device) -> int | None:
 
 def _too_large(keys: Tensor, values: Tensor, layers: int, slots: int, free: int) -> BatchTooLarge:
     rows, heads, _, width = keys.shape
-    each = (
-        layers * slots * keys.element_size() * (heads * width + values.shape[1] * values.shape[3])
-    )
+    widths = heads * width + values.shape[1] * values.shape[3]
+    each = layers * slots * keys.element_size() * widths
     names = import_module("mmspec.models.footprint")
     fits = free // each
     advice = (
@@ -322,13 +323,10 @@ class Mask:
         self.open = [slots] * len(padding)
         self.dirty = [slots] * len(padding)
         batch = len(padding) if any(padding) else 1
-        self.buffer = torch.full(
-            (batch, 1, LINES, max(2 * slots, 64)), self.hide, dtype=like.dtype, device=like.device
-        )
+        self.buffer = like.new_full((batch, 1, LINES, max(2 * slots, 64)), self.hide)
         self.buffer[..., :slots] = 0
-        for row, pad in enumerate(padding):
-            if pad:
-                self.buffer[row, :, :, :pad] = self.hide
+        for row, pad in enumerate(padding[:batch]):
+            self.buffer[row, :, :, :pad] = self.hide
 
     def add(self, bias: Tensor) -> None:  # (B, L), of the slots of the prompt, permanently
         self._fit(0, 0, len(bias))
@@ -339,11 +337,15 @@ class Mask:
         """Write the corner at slot `at` of all rows; view (B or 1, 1, q, at + width) or `shown`."""
         lines, stop = corner.shape[1], at + corner.shape[2]
         self._fit(lines, stop, corner.shape[0])
-        opened = min(self.open)
-        if opened < at:
-            self.buffer.narrow(3, opened, at - opened).zero_()
-        self.view(lines, at, stop).copy_(corner[:, None] if len(corner) > 1 else corner)
-        self.open = [at] * len(self.open)
+        is_alone = lines == 1 and stop == at + 1  # a token that sees itself, as all later ones do
+        opened, until = min(self.open), at + is_alone
+        if opened < until:
+            self.buffer.narrow(3, opened, until - opened).zero_()
+        if not is_alone:
+            seen = corner[:, None] if len(corner) > 1 else corner
+            values = mask_values(len(self.buffer), self.dtype, self.device)
+            torch.where(seen, *values, out=self.view(lines, at, stop))
+        self.open = [until] * len(self.open)
         self.dirty = [max(dirty, stop) for dirty in self.dirty]
         return self.view(shown or lines, 0, at + shown if shown else stop)
 
@@ -363,23 +365,22 @@ class Mask:
         first = torch.tensor(start, device=self.device)[:, None]
         columns = first + torch.arange(width, device=self.device)  # (B, W) slots
         offset = columns - torch.tensor(at, device=self.device)[:, None]
-        inner = self._shift_corner(block, offset)  # (B, q, W)
-        past = torch.where(offset < 0, self.buffer.new_zeros(()), self.hide)[:, None]
+        past = (offset < 0)[:, None]
         lower = past.expand(-1, self.buffer.shape[2] - lines, -1)
-        value = torch.cat((torch.where(offset[:, None] < 0, past, inner), lower), 1)
-        self.buffer.scatter_(3, columns[:, None, None].expand_as(value[:, None]), value[:, None])
+        seen = torch.cat((past | self._shift_corner(block, offset), lower), 1)
+        value = torch.where(seen[:, None], *mask_values(1, self.dtype, self.device))
+        self.buffer.scatter_(3, columns[:, None, None].expand_as(value), value)
         self.open, self.dirty = list(at), [slot + span for slot in at]
         return self.buffer[:, :, :lines, :view]
 
-    def _shift_corner(self, block: TokenBlock, offset: Tensor) -> Tensor:
+    def _shift_corner(self, block: TokenBlock, offset: Tensor) -> Tensor:  # (B, q, W) bool
         """The block's corner by slot offset, without left padding."""
         lines, span = block.length, block.corner.shape[2]
         if block.pads is not None:
             offset = offset + torch.tensor(block.pads, device=self.device)[:, None]
         inside = (offset >= 0) & (offset < span)
         index = offset.clamp(0, span - 1)[:, None].expand(-1, lines, -1)
-        corner = block.corner.expand(offset.shape[0], -1, -1).gather(2, index)
-        return torch.where(inside[:, None], corner, self.hide)
+        return inside[:, None] & block.corner.expand(len(offset), -1, -1).gather(2, index)
 
     def _fit(self, lines: int, slots: int, batch: int) -> None:
         old = self.buffer

@@ -233,8 +233,7 @@ def test_tree_nodes_read_like_the_chains_that_lead_to_them(family: str) -> None:
 
 def level(tokens: Sequence[Sequence[int]], sees: Sequence[Sequence[int]], depth: int) -> TokenBlock:
     """Nodes of one depth (B, w), read behind those of the levels above; 1 = visible."""
-    visible = torch.tensor(sees)[None]  # (1, w, behind + w)
-    corner = torch.where(visible == 1, 0.0, torch.finfo(torch.float32).min)
+    corner = torch.tensor(sees)[None] == 1  # (1, w, behind + w)
     count = len(sees)
     depths = torch.full((1, count), depth)
     return TokenBlock(torch.tensor(tokens), depths, corner, 0, None, len(sees[0]) - count)

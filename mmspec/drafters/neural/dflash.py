@@ -176,7 +176,7 @@ class DFlashDraft(DraftModel):
         shape, mask_id = (len(rows), self.max_depth_ahead), self.head.config.mask_token_id
         masks = Draft.chain(torch.full(shape, mask_id, device=like.device), Kind.DET)
         block = build_block(rows, masks, like)
-        block = replace(block, corner=torch.zeros_like(block.corner))
+        block = replace(block, corner=torch.ones_like(block.corner))
         if pads is None:
             return block
         depths = block.depths - torch.tensor(pads, device=like.device)[:, None]

@@ -117,7 +117,7 @@ class FalconDraft(DraftModel):
         memory.advance([-len(recent) for recent in state.recent])
         block = build_block([[0] * len(own) for own in rows], None, memory.like)
         corner = block.corner.clone()
-        corner[:, -size:] = 0  # the relaxed causal mask
+        corner[:, -size:] = True  # the relaxed causal mask
         out = self._attend(memory, replace(block, corner=corner), pad_left(rows))[:, -size:]
         memory.advance([len(recent) for recent in state.recent])
         state.recent = [self._recent(own) for own in rows]

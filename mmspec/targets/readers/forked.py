@@ -169,12 +169,12 @@ class _Outputs:
                 vars(part)["forward"] = forward
 
 
-def list_paths(corner: Tensor) -> list[list[int]]:  # (q, q) additive
+def list_paths(corner: Tensor) -> list[list[int]]:  # (q, q) bool
     """The positions on the path to each position of a block, itself last.
 
     Raises ValueError for a position that attends to others than its ancestors.
     """
-    paths = [[at for at, one in enumerate(row) if one] for row in (corner == 0).tolist()]
+    paths = [[at for at, one in enumerate(row) if one] for row in corner.tolist()]
     for position, path in enumerate(paths):
         before = path[:-1]
         if path[-1:] != [position] or (before and paths[before[-1]] != before):

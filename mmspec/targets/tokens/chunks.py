@@ -23,7 +23,6 @@ from mmspec.targets.slots import Mask
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 from mmspec.targets.tokens.merge import PADDED, find_merge_obstacle
-from mmspec.trees import additive_mask
 
 TOKEN_AXIS = {"states": 2, "positions": -1}  # of recorded states; of others 1
 UNRECORDED = ATTENTION_FEATURES | {"ctc", "source"}  # of a prompt as a whole
@@ -91,8 +90,7 @@ class ChunkedPrompt:
         reader, count = self.target.backbone, tokens.shape[1]
         assert isinstance(reader, Backbone)
         depths = torch.arange(count, device=tokens.device)[None]
-        visible = torch.ones(1, count, count, dtype=torch.bool, device=tokens.device).tril()
-        corner = additive_mask(visible, self.memory.like.dtype)
+        corner = torch.ones(1, count, count, dtype=torch.bool, device=tokens.device).tril()
         block = TokenBlock(tokens, depths, corner, waiting=count)
         with self.target.record_states() as offer:
             logits, _ = reader.read_eager(self.memory, block)
