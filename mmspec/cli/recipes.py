@@ -21,6 +21,13 @@ AXES = (
     "verification optimisation",
 )
 TABLE = folder.INDEX.parents[2] / "docs" / "recipes.md"  # in a checkout
+PROPOSALS = {  # names of `mmspec.draft.Kind`
+    "IID": "independent samples",
+    "WOR": "samples without replacement",
+    "DET": "deterministic proposals",
+    "HUB": "top tokens and a sample (SpecHub)",
+    "RACE": "samples with the target's noise",
+}
 
 
 def recipes(
@@ -169,7 +176,7 @@ def show(
     rows += [
         ("output", distribution(found)),
         ("decodes", found["decodes"]),
-        ("takes proposals", found["proposal kinds"] or None),
+        ("verifies", [PROPOSALS[kind] for kind in found["proposal kinds"]] or None),
         ("needs", found["needs"] or None),
         ("drafter", "needed" if found["needs drafter"] else "none"),
         ("drafter sees", found["sees"]),

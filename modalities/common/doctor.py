@@ -78,7 +78,7 @@ def check_weights(folder: str, model: torch.nn.Module) -> str:
                 f"{folder} holds {name} with shape {next(iter(known_shapes))}, but its config.json "
                 f"requires {tuple(value.shape)}; copy both again"
             )
-    return f"{stored / 1e6:.1f} M numbers, safetensors"
+    return f"{stored / 1e6:.1f} M parameters, safetensors"
 
 
 def _tail(name: str) -> str:

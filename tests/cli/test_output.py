@@ -7,7 +7,9 @@ from functools import partial
 import pytest
 from rich.console import Console
 
-from mmspec.cli import output
+from mmspec.cli import main, output
+from mmspec.cli.recipes import PROPOSALS
+from mmspec.draft import Kind
 
 TITLES = ("recipe", "output", "idea")
 IDEA = "a small model drafts, and the target verifies all of its tokens in one forward pass"
@@ -45,3 +47,11 @@ def test_a_narrow_terminal_has_prose_below_its_row(
         "    of its tokens in one forward pass",
         "accelerated-diffusion-carried  lossy",
     ]
+
+
+def test_a_recipe_is_shown_in_words(capsys: pytest.CaptureFixture[str]) -> None:
+    assert set(PROPOSALS) == {kind.name for kind in Kind}
+    assert main(["show", "eagle-3"]) == 0
+    out = capsys.readouterr().out
+    (line,) = [line for line in out.splitlines() if line.startswith("verifies")]
+    assert "samples with the target's noise, deterministic proposals" in line
