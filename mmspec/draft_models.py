@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from mmspec import recipes, zoo
+from mmspec.draft import Drafter
 from mmspec.errors import with_article
 from mmspec.models.compatibility import (
     KEY,
@@ -74,6 +75,16 @@ def draft_model(recipe: Recipe, drafter: Any, target: Any) -> BoundDraftModel | 
         _warn_of_change(recipe, model, target)
     sees = kind.default_sees(model, target, recipe.sees)
     return BoundDraftModel(kind, kind.unwrap(model), kind.read(model, target, sees), sees)
+
+
+def check_no_shape(drafter: Drafter, parts: Mapping[str, Any]) -> None:
+    """Refuse `tree` and `length` beside a `Drafter`, which decides both. Raises ValueError."""
+    given = [f"{name}=" for name in ("tree", "length") if parts.get(name) is not None]
+    if given:
+        raise ValueError(
+            f"{' and '.join(given)} would change nothing: a {type(drafter).__name__} object "
+            "decides what it drafts; give it to that object, and drop it here"
+        )
 
 
 def _warn_of_change(recipe: Recipe, head: Any, target: Any) -> None:

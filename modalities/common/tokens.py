@@ -17,7 +17,7 @@ from mmspec.distributions.call_state import spread_rows
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Drafter, Gate, Verifier
-from mmspec.draft_models import BoundDraftModel, draft_model
+from mmspec.draft_models import BoundDraftModel, check_no_shape, draft_model
 from mmspec.drafters.draft_model import ModelDrafter
 from mmspec.drafters.lookup.given_text import DRAFT
 from mmspec.drafters.shapes import shape_of
@@ -180,12 +180,8 @@ def bind(backbone: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
         kv=recipe.kv if recipe.kv is None or parts.get("kv") is None else parts["kv"],
     )
     own = drafter if isinstance(drafter, Drafter) else None
-    shape = [name for name in ("tree", "length") if parts.get(name) is not None]
-    if own and shape:
-        raise ValueError(
-            f"{' and '.join(shape)}= would change nothing: a {type(own).__name__} object decides "
-            "what it drafts; give it to that object, and drop it here"
-        )
+    if own is not None:
+        check_no_shape(own, parts)
     small = None if own else draft_model(recipe, drafter, backbone)
     reader, sees = (None, recipe.sees) if small is None else (small.reader, small.sees)
     if compressor is None and recipe.kv is None and sees not in COMPRESSIBLE:

@@ -17,7 +17,7 @@ from mmspec._attributes import delegate_to
 from mmspec.decode import Parts
 from mmspec.distributions.noise import KeyedNoise, fresh_seed
 from mmspec.draft import Drafter
-from mmspec.draft_models import BoundDraftModel, draft_model
+from mmspec.draft_models import BoundDraftModel, check_no_shape, draft_model
 from mmspec.drafters.shapes import shape_of
 from mmspec.errors import check_number, format_value, refuse_fixed, unknown_message
 from mmspec.modalities.speech.accelerated import AcceleratedFrameModel
@@ -172,6 +172,8 @@ def session(model: Any, recipe: Recipe, drafter: Any, parts: Mapping[str, Any]) 
     """A model bound to a recipe. Raises ValueError for parts that do not fit."""
     target = make_reader(model)
     own = drafter if isinstance(drafter, Drafter) else None
+    if own is not None:
+        check_no_shape(own, parts)
     small = None if own is not None else draft_model(recipe, drafter, target)
     length = parts.get("length")
     if length is not None:

@@ -316,6 +316,9 @@ def test_what_does_not_fit_is_refused() -> None:
         mmspec.accelerate(model("delay"), "frame-coupled", drafter=model("depth"))
     with pytest.raises(ValueError, match="must be a whole number"):
         mmspec.accelerate(model("delay"), "frame-lookup", length="auto")
+    lookup = mmspec.accelerate(model("delay"), "frame-lookup").session.drafter
+    with pytest.raises(ValueError, match=r"length= would change nothing: a \w+ object"):
+        mmspec.accelerate(model("delay"), "frame-lookup", drafter=lookup, length=2)
     with pytest.raises(ValueError, match="has no guidance"):
         fast("depth").synthesize(**RAGGED, max_new_tokens=4, guidance=2.0)
     strange = model("delay").generation_config
