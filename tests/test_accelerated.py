@@ -67,13 +67,18 @@ def test_a_verifier_of_another_kind_of_token_is_refused(name: str) -> None:
 @pytest.mark.parametrize(
     ("name", "recipe"),
     [
-        ("llava", "prompt-lookup"),
         ("llava", "eagle-3"),  # with trained heads
-        ("granite-speech", "ctc-ssd"),
         ("image", "sjd"),
-        ("vla", "hold-last"),
         ("diffusion", "taylorseer"),
         ("codec-lm", "prompt-lookup"),
+        *(
+            pytest.param(name, recipe, marks=pytest.mark.exhaustive)
+            for name, recipe in (
+                ("llava", "prompt-lookup"),
+                ("granite-speech", "ctc-ssd"),
+                ("vla", "hold-last"),
+            )
+        ),
     ],
 )
 def test_an_object_can_be_pickled_and_copied(name: str, recipe: str) -> None:

@@ -12,6 +12,7 @@ import mmspec
 from mmspec import zoo
 from mmspec.draft import Round
 from mmspec.zoo import language
+from tests.covering import exhaustive
 
 CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, and its nodes
     "coupled": (60, {"length": 5}, 5),
@@ -23,14 +24,17 @@ CASES: dict[str, tuple[int, dict[str, Any], int]] = {  # operations of a round, 
     "recursive-rejection": (80, {}, 21),
     "recursive-rejection, sampled": (140, {}, 21),
 }
-RARE = {  # beside the default tests
+RARE = {
     "spec-infer, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "greedy-multi-draft, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "spechub, sampled": (150, {}, 14),
     "spectr, sampled": (150, {"tree": [3, 2, 1, 1]}, 21),
     "traversal, sampled": (172, {"tree": [3, 2, 1, 1]}, 21),
 }
-ALL = (*CASES, *(pytest.param(case, marks=pytest.mark.exhaustive) for case in RARE))
+ALL = exhaustive(
+    (*CASES, *RARE),
+    ("coupled, sampled", "coupled, tree", "dynamic-tree, sampled", "recursive-rejection, sampled"),
+)
 AHEAD = 80  # more in a round that draws noise for the next ones too: at most one of these here
 
 

@@ -66,7 +66,7 @@ def test_a_model_of_one_s_own_is_held_against_its_plain_sampling() -> None:
     ("name", "wanted"),
     [
         ("cspd-coupled", "exact"),
-        ("cspd", "lossy"),
+        pytest.param("cspd", "lossy", marks=pytest.mark.exhaustive),
         pytest.param("credulous", "refuted", marks=pytest.mark.exhaustive),  # as the deferred one
         ("late", "refuted"),
     ],

@@ -21,7 +21,8 @@ from mmspec.cli.bench import _title
 from mmspec.cli.models import check_writable, load_models, select
 from mmspec.cli.options import PARTS, ModelOptions, flag, parse_pairs, select_settings
 from tests.cli.running import fail, run
-from tests.forks import ProcessResult, run_forked
+from tests.covering import exhaustive
+from tests.forks import run_forked
 from tests.toys.folders import drop, text_pair
 from tools.zoo.diffusion import models as diffusion_models
 from tools.zoo.image import models as image_models
@@ -698,16 +699,12 @@ LIGHT = {
 }
 
 
-@pytest.fixture(scope="module")
-def light() -> dict[str, ProcessResult]:
-    return run_forked([*LIGHT.values()], "typer", "rich.table", "rich.console")
-
-
-@pytest.mark.parametrize("command", LIGHT)
-def test_what_needs_no_torch_does_not_import_it(
-    command: str, light: dict[str, ProcessResult]
-) -> None:
-    done = light[LIGHT[command]]
+@pytest.mark.parametrize(
+    "command", exhaustive(LIGHT, ("recipes", "zoo list", "generate -h", "train phrases --help"))
+)
+def test_what_needs_no_torch_does_not_import_it(command: str) -> None:
+    code = LIGHT[command]
+    done = run_forked([code], "typer", "rich.table", "rich.console")[code]
     assert done.status == 0, done.err
     assert done.out
 

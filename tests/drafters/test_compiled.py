@@ -41,11 +41,16 @@ def pair_of(recipe: str, family: str = "llava", **parts: Any) -> tuple[Any, Any,
 @pytest.mark.parametrize(
     ("recipe", "family", "batch", "seed", "parts"),
     [
-        ("eagle-3", "llava", 3, None, {}),
         ("eagle-3", "llava", 1, 3, {"tree": [3, 2, 1]}),
         ("coupled", "qwen2_5_vl", 3, 4, {"length": 4}),
         ("coupled", "mistral-sliding", 1, None, {"length": 4}),
-        ("coupled", "llava", 3, 5, {"length": 3, "verifier": "rejection"}),
+        *(
+            pytest.param(*case, marks=pytest.mark.exhaustive)
+            for case in (
+                ("eagle-3", "llava", 3, None, {}),
+                ("coupled", "llava", 3, 5, {"length": 3, "verifier": "rejection"}),
+            )
+        ),
     ],
 )
 def test_a_draft_of_one_graph_is_that_of_its_forwards(

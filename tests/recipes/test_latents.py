@@ -16,12 +16,15 @@ from mmspec.drafters.denoising.window import Window
 from mmspec.recipe import Kit, Recipe, pair, resolve
 from mmspec.targets.continuous.denoising import ChainTarget
 from tests.chains import vp_grid
+from tests.covering import exhaustive
 from tests.drafters.denoising.toy_chains import Run, Steep, Varying, denoiser, run, surprise
 
 NAMES = tuple(
     name for name in recipes.names("latents") if isinstance(recipes.get(name).execution, Window)
 )
 STEEP = Steep(GaussianKernel.ancestral(*vp_grid(12)))
+EXACT = tuple(name for name in NAMES if recipes.get(name).exact)
+ONE_OF_A_KIND = ("accelerated-diffusion-secant", "asd", "asd-tree", "block-diffusion")
 
 
 def bound(recipe: Recipe, network: Any, **options: Any) -> tuple[Drafter, Verifier]:
@@ -61,12 +64,12 @@ def test_a_recipe_saves_calls(name: str) -> None:
     assert bool(done.states.isfinite().all())
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if recipes.get(name).exact])
+@pytest.mark.parametrize("name", EXACT)
 def test_an_exact_recipe_has_the_increments_of_the_sampler(name: str) -> None:
     assert surprise(ran(name, STEEP, batch=600)) < 4.5
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if recipes.get(name).exact])
+@pytest.mark.parametrize("name", exhaustive(EXACT, ONE_OF_A_KIND))
 def test_predicted_deviations_are_exact_or_refused_before_anything_runs(name: str) -> None:
     """A learned variance gives target and draft other deviations in every step."""
     network = Varying(replace(STEEP.kernel, is_predicted=True))

@@ -77,7 +77,7 @@ def compare_with_alone(fast: Any, requests: list[Request], max_rows: int = 4) ->
     ("family", "count"),
     [
         ("llava", 40),
-        ("qwen2_5_vl", 20),
+        pytest.param("qwen2_5_vl", 20, marks=pytest.mark.exhaustive),
         pytest.param("llava", 100, marks=pytest.mark.exhaustive),
     ],
 )
@@ -93,11 +93,11 @@ def test_requests_in_random_order_get_their_own_tokens(family: str, count: int) 
         ("coupled", {"tree": "dynamic"}),
         ("eagle-3", {}),
         ("dflash", {}),
-        ("kangaroo", {}),
         ("block", {}),
         *(
             pytest.param(name, parts, marks=pytest.mark.exhaustive)
             for name, parts in (
+                ("kangaroo", {}),
                 ("prompt-lookup", {}),
                 ("suffix", {}),
                 ("coupled", {"length": "auto"}),

@@ -32,6 +32,7 @@ from mmspec.verifiers.sample_and_match import SampleAndMatch
 from mmspec.verifiers.spechub import SpecHub
 from mmspec.verifiers.traversal import Traversal
 from mmspec.verifiers.typical import Typical
+from tests.covering import exhaustive
 
 
 def vector(*parts: F | str) -> Tensor:
@@ -274,7 +275,7 @@ def test_reductions_to_simpler_verifiers() -> None:
     assert_close(hub.lengths, pair.lengths, atol=1e-12, rtol=0)
 
 
-@pytest.mark.parametrize("name", list(E))
+@pytest.mark.parametrize("name", exhaustive(E, ("E1", "E4")))
 def test_acceptance_is_ordered(name: str) -> None:
     p, q = E[name]
     for kind in (Kind.IID, Kind.WOR):

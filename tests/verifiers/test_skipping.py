@@ -131,7 +131,13 @@ def test_similar_paths_are_skipped() -> None:
 
 
 @pytest.mark.parametrize(
-    "shape", [{"tree": [2, 2, 1]}, {"tree": "dynamic"}, {"length": 4}], ids=str
+    "shape",
+    [
+        pytest.param({"tree": [2, 2, 1]}, marks=pytest.mark.exhaustive),
+        {"tree": "dynamic"},
+        {"length": 4},
+    ],
+    ids=str,
 )
 def test_never_is_the_base_bit_for_bit(shape: dict[str, Any]) -> None:
     request, given = toys.inputs("llama", batch=2, ragged=True), {"tree": None, **shape}

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from mmspec import zoo
+from tests.covering import exhaustive
 
 each = pytest.mark.parametrize("name", zoo.names())
 
@@ -37,15 +38,15 @@ def test_a_checkpoint_does_not_say_where_it_was_made(name: str) -> None:
         assert not json.loads(file.read_text()).get("_name_or_path", "").startswith("/")
 
 
-@each
+LOADED = {(zoo.modality(name).name, zoo.info(name).target is None): name for name in zoo.names()}
+
+
+@pytest.mark.parametrize("name", exhaustive(zoo.names(), LOADED.values()))
 def test_models_load_in_eval_mode_and_in_float32(name: str) -> None:
     for part in parts(zoo.load(name)):
         assert not part.training
         assert {p.dtype for p in part.parameters()} == {torch.float32}
         assert all(p.isfinite().all() for p in part.parameters())
-
-
-LOADED = {(zoo.modality(name).name, zoo.info(name).target is None): name for name in zoo.names()}
 
 
 @pytest.mark.parametrize("name", LOADED.values())

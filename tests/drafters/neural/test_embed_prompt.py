@@ -11,6 +11,7 @@ import transformers as hf
 import mmspec
 from mmspec.modalities.vlm import survey
 from mmspec.modalities.vlm.tiny_requests import requests
+from tests.covering import exhaustive
 
 NEW: dict[str, Any] = {"max_new_tokens": 16, "min_new_tokens": 16, "do_sample": False}
 FEWEST = 3  # calls: one token comes with the prefill, then five per call
@@ -23,11 +24,14 @@ PARTS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize(
     "name",
-    [
-        *("Glm4v", "PaddleOCRVL", "Ernie4_5_VLMoe"),  # M-RoPE
-        "HunYuanVL",  # on four axes
-        *("Kimi_K25", "VideoLlama3"),  # which say elsewhere how patches are merged
-    ],
+    exhaustive(
+        [
+            *("Glm4v", "PaddleOCRVL", "Ernie4_5_VLMoe"),  # M-RoPE
+            "HunYuanVL",  # on four axes
+            *("Kimi_K25", "VideoLlama3"),  # which say elsewhere how patches are merged
+        ],
+        ("PaddleOCRVL", "HunYuanVL", "VideoLlama3"),
+    ),
 )
 def test_keeping_all_is_seeing_all(name: str) -> None:
     model = survey.build(f"{name}ForConditionalGeneration")

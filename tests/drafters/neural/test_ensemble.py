@@ -223,7 +223,7 @@ def test_a_caption_stands_for_the_image(monkeypatch: pytest.MonkeyPatch, views: 
         assert drafts[0].tokens[row].tolist() == expected[0, len(text) :].tolist()
 
 
-@pytest.mark.parametrize("recipe", ["ibed", "tabed"])
+@pytest.mark.parametrize("recipe", ["ibed", pytest.param("tabed", marks=pytest.mark.exhaustive)])
 def test_captions_change_drafts_alone(recipe: str) -> None:
     model = toys.model("llava")
     parts: dict[str, Any] = {"drafter": toys.model("llava", seed=1), "views": [*VIEWS, "caption"]}

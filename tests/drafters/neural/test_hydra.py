@@ -66,9 +66,9 @@ def hydra(family: str, architecture: str) -> HydraHeads:
     [
         ("llava", 3, "chain", "mlp"),
         ("llava", 3, "tree", "prefix-mlp"),
-        ("qwen2_5_vl", 3, "chain", "prefix-mlp"),
+        pytest.param("qwen2_5_vl", 3, "chain", "prefix-mlp", marks=pytest.mark.exhaustive),
         ("gemma3", 1, "dynamic", "prefix-mlp"),
-        ("llava", 3, "dynamic", "mlp"),
+        pytest.param("llava", 3, "dynamic", "mlp", marks=pytest.mark.exhaustive),
     ],
 )
 def test_a_distribution_is_that_of_a_reading_from_scratch(

@@ -19,7 +19,7 @@ import mmspec
 from mmspec.modalities.diffusion.network import PipelineDenoiser, count_images
 from mmspec.recipe import Recipe
 from mmspec.verifiers.tolerance_window import ToleranceWindow
-from tests.covering import covering
+from tests.covering import covering, exhaustive
 from tests.modalities.sampling import (
     COPIES,
     FROZEN,
@@ -351,7 +351,11 @@ def test_every_recipe_of_latents_runs(recipe: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "recipe", [name for name in mmspec.recipes.names("latents") if mmspec.recipes.get(name).exact]
+    "recipe",
+    exhaustive(
+        [name for name in mmspec.recipes.names("latents") if mmspec.recipes.get(name).exact],
+        ("accelerated-diffusion-secant", "asd", "asd-tree", "block-diffusion"),
+    ),
 )
 def test_a_learned_variance_is_sampled_or_refused(recipe: str) -> None:
     pipe = shared_pipeline("learned")

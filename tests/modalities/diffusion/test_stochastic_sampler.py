@@ -109,7 +109,7 @@ def test_both_samplers_have_the_same_end_with_small_steps(
     ("kind", "shipped", "by_hand", "eta"),
     [
         ("sd", "EulerDiscrete", "EulerAncestralDiscrete", None),
-        ("sd", "PNDM", "DDIM", 1.0),
+        pytest.param("sd", "PNDM", "DDIM", 1.0, marks=pytest.mark.exhaustive),
         ("flux", "FlowMatchEulerDiscrete", "FlowMatchEulerDiscrete", 1.0),
     ],
 )

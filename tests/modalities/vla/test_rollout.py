@@ -16,6 +16,7 @@ from mmspec.drafters.neural.action_slots import ACTION_SLOTS
 from mmspec.modalities.common.families import make_reader
 from mmspec.modalities.vla.rollout import Rollout
 from mmspec.modalities.vla.worlds import make_world
+from tests.covering import exhaustive
 from tests.drafters.heads import untrained_head
 from tests.modalities.vla.policies import fast, picture, policy
 from tests.toys import prismatic
@@ -54,7 +55,7 @@ def check_same(recipe: str, seed: int, steps: int = STEPS) -> None:
     assert mine.is_success == plain.is_success
 
 
-@pytest.mark.parametrize("recipe", EXACT)
+@pytest.mark.parametrize("recipe", exhaustive(EXACT, ("coupled", "eagle-2", "hold-last")))
 def test_exact_recipes_go_the_same_way(recipe: str) -> None:
     check_same(recipe, 0)
 
@@ -176,7 +177,13 @@ def stored() -> Trajectories:
     return Trajectories(features, actions, episodes, torch.randn(36, 3, generator=generator))
 
 
-@pytest.mark.parametrize("recipe", recipes.names("actions"))
+@pytest.mark.parametrize(
+    "recipe",
+    exhaustive(
+        recipes.names("actions"),
+        ("openvla-ar", "hold-last", "retrieval", "spec-vla", "kerv", "specprune-vla"),
+    ),
+)
 def test_recipes_of_actions_act_for_robots_in_a_batch(recipe: str) -> None:
     """Whole actions of plausible provenance, and of exact recipes those of plain decoding."""
     plan = recipes.get(recipe)

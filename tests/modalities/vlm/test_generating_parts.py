@@ -92,7 +92,7 @@ def make_request(name: str, batch: int = 1, seed: int = 0) -> dict[str, Tensor]:
     return given
 
 
-@pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.exhaustive), 2])
 def test_greedy_output_is_that_of_generate(model: Any, name: str, batch: int) -> None:
     request = make_request(name, batch)
     expected = model.generate(**request, max_new_tokens=NEW, do_sample=False)

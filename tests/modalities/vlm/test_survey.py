@@ -23,8 +23,12 @@ TABLE = Path(__file__).resolve().parents[3] / "docs" / "models.md"
         ("MllamaForConditionalGeneration", "accepted"),  # a picture, by cross-attention
         ("RwkvForCausalLM", "refused"),
         ("JanusForConditionalGeneration", "refused"),  # its generate() is generate_images() here
-        ("MoshiForCausalLM", "accepted"),  # a language model beside one of frames
-        ("VibeVoiceAsrForConditionalGeneration", "chain only"),  # its padded rows get no positions
+        pytest.param(  # a language model beside one of frames
+            "MoshiForCausalLM", "accepted", marks=pytest.mark.exhaustive
+        ),
+        pytest.param(  # its padded rows get no positions
+            "VibeVoiceAsrForConditionalGeneration", "chain only", marks=pytest.mark.exhaustive
+        ),
         pytest.param(  # it drops those it is given
             "Kosmos2_5ForConditionalGeneration", "chain only", marks=pytest.mark.exhaustive
         ),

@@ -72,8 +72,8 @@ def test_greedy_speech_is_that_of_generate() -> None:
     "given",
     [
         {"do_sample": False, "top_p": 0.5},
-        {"temperature": 0.1},
-        {"top_k": 2},
+        pytest.param({"temperature": 0.1}, marks=pytest.mark.exhaustive),
+        pytest.param({"top_k": 2}, marks=pytest.mark.exhaustive),
         {"max_new_tokens": 5, "min_new_tokens": 3},
         {"temperature": 0.1, "repetition_aware": True},
     ],
