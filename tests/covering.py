@@ -51,6 +51,31 @@ def exhaustive(values: Iterable[Any], default: Container[Any]) -> list[Any]:
     ]
 
 
+def limited(cases: Iterable[Any], most: int) -> list[Any]:
+    """Cases that are alike, for `parametrize`: `most` of them by default, from first to last.
+
+    The others run under `-m exhaustive`. A tuple has a value for each argument; a `pytest.param`
+    with marks keeps them.
+    """
+    marked = type(pytest.param())
+    found = [
+        one
+        if isinstance(one, marked)
+        else pytest.param(*(one if isinstance(one, tuple) else (one,)))
+        for one in cases
+    ]
+    default = [place for place, one in enumerate(found) if not one.marks]
+    if most >= len(default):
+        return found
+    kept = {default[at * (len(default) - 1) // max(most - 1, 1)] for at in range(most)}
+    return [
+        one
+        if one.marks or place in kept
+        else pytest.param(*one.values, marks=pytest.mark.exhaustive, id=one.id)
+        for place, one in enumerate(found)
+    ]
+
+
 def _choose_cases(sizes: Sequence[int], strength: int) -> set[Case]:
     """Greedy: the first meeting that is missing, completed by what misses most."""
     values = [[(axis, place) for place in range(size)] for axis, size in enumerate(sizes)]

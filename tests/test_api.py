@@ -19,7 +19,7 @@ from transformers.generation.streamers import BaseStreamer
 
 import mmspec
 from tests import toys
-from tests.covering import covering
+from tests.covering import covering, limited
 from tests.partners import noisy
 
 ROOM = 10
@@ -35,10 +35,13 @@ def ends(model: Any, request: dict[str, Tensor]) -> list[int]:
 
 @pytest.mark.parametrize(
     ("family", "batch"),
-    covering(
-        ("llama", "llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3"),
-        ("ragged", "one"),
-        strength=1,
+    limited(
+        covering(
+            ("llama", "llava", "qwen2_5_vl", "qwen3_vl", "gemma3", "idefics3"),
+            ("ragged", "one"),
+            strength=1,
+        ),
+        4,
     ),
 )
 def test_custom_generate_equals_generate(family: str, batch: str) -> None:

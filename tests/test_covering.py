@@ -6,7 +6,7 @@ from itertools import combinations, product
 
 import pytest
 
-from tests.covering import covering, exhaustive
+from tests.covering import covering, exhaustive, limited
 
 
 @pytest.mark.parametrize("sizes", [(4,), (3, 2), (1, 5), (7, 3, 2), (4, 2, 3, 2)], ids=str)
@@ -51,3 +51,23 @@ def test_values_with_marks_of_their_own_keep_them() -> None:
     assert found[1].values == ("b",)
     assert [mark.name for mark in found[1].marks] == ["exhaustive"]
     assert found[2] is slow
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 9])
+def test_at_most_so_many_run_by_default_and_the_others_are_exhaustive(most: int) -> None:
+    slow = pytest.param(5, "f", marks=pytest.mark.slow)
+    cases = [*enumerate("abcde"), slow]
+    found = limited(cases, most)
+    assert [one.values for one in found] == [*enumerate("abcde"), (5, "f")]
+    assert found[-1] is slow
+    marks = ["".join(mark.name for mark in one.marks) for one in found[:-1]]
+    assert marks.count("") == min(most, 5)
+    assert {*marks} <= {"", "exhaustive"}
+    assert marks[0] == ""
+    assert most == 1 or marks[-1] == ""
+
+
+def test_single_values_are_limited_too() -> None:
+    found = limited(["a", "b", "c"], 2)
+    assert [one.values for one in found] == [("a",), ("b",), ("c",)]
+    assert [bool(one.marks) for one in found] == [False, True, False]

@@ -17,7 +17,7 @@ from mmspec.drafters.oracle import Oracle
 from mmspec.trees import Tree
 from mmspec.verifiers.coupled import Coupled
 from tests import toys
-from tests.covering import covering, exhaustive
+from tests.covering import covering, exhaustive, limited
 from tests.partners import noisy, partner
 
 FAMILIES = tuple(family for family in toys.FAMILIES if family != "whisper")
@@ -148,7 +148,9 @@ def test_rows_with_different_numbers_of_pictures(family: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    [f if f in LAID_OUT else pytest.param(f, marks=pytest.mark.slow) for f in toys.VLMS],
+    limited(
+        [f if f in LAID_OUT else pytest.param(f, marks=pytest.mark.slow) for f in toys.VLMS], 2
+    ),
 )
 def test_they_are_taken_by_every_entry_point(family: str) -> None:
     model, drafter = pair(family)
@@ -262,7 +264,7 @@ def test_recurrent_models_replay_what_is_pending(
     assert torch.equal(speculated(fast, request, max_new_tokens=32), expected)
 
 
-@pytest.mark.parametrize("family", ["lfm2", "qwen3_5"])
+@pytest.mark.parametrize("family", limited(["lfm2", "qwen3_5"], 1))
 def test_a_settled_replay_leaves_rows_without_pending_tokens_alone(family: str) -> None:
     """One row rejects until its replay is settled, the other accepts everything all along."""
     model, _ = pair(family)

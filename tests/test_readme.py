@@ -75,7 +75,8 @@ def blocks(page: str, kind: str) -> list[str]:
 
 
 def is_slow(page: str, code: str) -> bool:
-    return "cspd" in code or page == "text.md"
+    is_long = any(one in code for one in ("num_inference_steps=100", "streaming-codec"))
+    return is_long or "cspd" in code or page == "text.md"
 
 
 SNIPPETS = [(page, code) for page in PAGES for code in blocks(page, "python")]

@@ -20,6 +20,7 @@ from mmspec.modality import RunResult, Selection, Workload
 from mmspec.zoo import language
 from mmspec.zoo.facts import score_caption
 from mmspec.zoo.requests import requests, score_turn
+from tests.covering import limited
 
 
 class Typed:
@@ -191,7 +192,7 @@ GENERATED: dict[str, tuple[str, dict[str, Any]]] = {  # prompt and settings, by 
 }
 
 
-@pytest.mark.parametrize("model", GENERATED)
+@pytest.mark.parametrize("model", limited(GENERATED, 5))
 def test_what_is_generated_is_what_is_measured(model: str) -> None:
     """The comparison of `mmspec generate` is of the request that it shows."""
     prompt, settings = GENERATED[model]

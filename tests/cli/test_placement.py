@@ -16,6 +16,7 @@ from mmspec.cli.models import load, select
 from mmspec.cli.options import PLACED, PLACEMENT, ModelOptions
 from mmspec.models import footprint
 from tests.cli.running import fail, run
+from tests.covering import limited
 
 GENERATE = ("generate", "--no-compare", "--max-new-tokens", "4")
 LLAVA = ("--model", "zoo:llava", "--image", "zoo:scene", "--prompt", "what is there")
@@ -29,7 +30,7 @@ def load_with(model: str, **options: Any) -> Any:
     return load(given, select(given))
 
 
-@pytest.mark.parametrize("modality", MODELS)
+@pytest.mark.parametrize("modality", limited(MODELS, 4))
 def test_every_modality_loads_in_half_precision(modality: str) -> None:
     loaded = load_with(MODELS[modality], dtype="bfloat16", device="cpu")
     for model in (loaded.model, *loaded.drafters.values()):
@@ -37,7 +38,9 @@ def test_every_modality_loads_in_half_precision(modality: str) -> None:
         assert model.device == torch.device("cpu")
 
 
-@pytest.mark.parametrize("modality", [one for one in MODELS if one not in ("mar", "diffusion")])
+@pytest.mark.parametrize(
+    "modality", limited([one for one in MODELS if one not in ("mar", "diffusion")], 3)
+)
 def test_models_of_tokens_are_the_bundled_ones_however_loaded(modality: str) -> None:
     placed = load_with(MODELS[modality], attn="eager", drafter=None).model
     usual = zoo.load(MODELS[modality].removeprefix("zoo:"))

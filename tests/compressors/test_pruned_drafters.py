@@ -14,6 +14,7 @@ import mmspec
 from mmspec.compressors import describe
 from tests import toys
 from tests.compressors.catalogue import PICTURED, image_compressors, neutral, spell_name, usual
+from tests.covering import limited
 from tests.partners import noisy
 
 torch.set_num_threads(1)
@@ -74,7 +75,7 @@ def test_a_copy_that_sees_all_is_always_right(compressor: Any) -> None:
     assert out.stats.target_calls == 1
 
 
-@pytest.mark.parametrize("compressor", image_compressors(usual()), ids=repr)
+@pytest.mark.parametrize("compressor", limited(image_compressors(usual()), 10), ids=repr)
 def test_rows_with_several_images_one_and_none(compressor: Any) -> None:
     model, drafter = pair("llava")
     request = toys.unequal("llava")
@@ -104,7 +105,7 @@ def video_request(family: str, rows: int) -> tuple[Any, Tensor, Tensor]:
     return request, greedy, mmspec.decode_plain(model, **request, **how, **DRAWN).sequences
 
 
-@pytest.mark.parametrize(("name", "family", "shape", "rows"), CLIPPED)
+@pytest.mark.parametrize(("name", "family", "shape", "rows"), limited(CLIPPED, 8))
 def test_a_pruned_clip_changes_nothing(name: str, family: str, shape: str, rows: int) -> None:
     """Greedy and seeded, for features of the draft model and of the target."""
     model, drafter = pair(family)

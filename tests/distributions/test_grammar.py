@@ -34,7 +34,7 @@ from mmspec.modalities.common.tiny_models import tiny_llama
 from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.trees import NodePrefix
-from tests.covering import covering
+from tests.covering import covering, limited
 from tests.toys.tokenizers import byte_tokenizer
 
 llguidance = pytest.importorskip("llguidance")
@@ -304,7 +304,7 @@ def test_drafts_may_stay_as_they_are() -> None:
     assert out.stats.target_calls > strict.stats.target_calls
 
 
-@pytest.mark.parametrize("recipe", ["coupled", "dynamic-tree", "prompt-lookup"])
+@pytest.mark.parametrize("recipe", limited(["coupled", "dynamic-tree", "prompt-lookup"], 2))
 def test_drafted_tokens_are_read_from_the_device_once_a_round(
     recipe: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -17,6 +17,7 @@ from mmspec.drafters.pool import DrafterPool, match_paths
 from mmspec.drafters.selectors import ArmCounts, Exp3, Hedge, Selector, UpperConfidence
 from mmspec.trees import Tree
 from tests import toys
+from tests.covering import limited
 from tests.drafters.driving import drive, greedy, inputs, tiny
 from tests.partners import noisy
 
@@ -121,7 +122,7 @@ NAMED: tuple[tuple[str, dict[str, Any]], ...] = (
 )
 
 
-@pytest.mark.parametrize(("name", "options"), NAMED, ids=str)
+@pytest.mark.parametrize(("name", "options"), limited(NAMED, 2), ids=str)
 def test_a_pool_is_exact(name: str, options: dict[str, Any]) -> None:
     model = toys.model("llava")
     drafter = noisy("llava", scale=0.08) if name == "pool" else None

@@ -24,6 +24,7 @@ from mmspec.drafters.shapes import Chain
 from mmspec.drafters.trees.two_pass_tree import TwoPassTree
 from mmspec.targets.tokens.context import Context
 from tests import toys
+from tests.covering import limited
 from tests.partners import noisy
 
 ROOM = 14
@@ -49,7 +50,7 @@ def pair(family: str) -> tuple[Any, Any]:
 
 @pytest.mark.parametrize("batch", [pytest.param(1, marks=pytest.mark.exhaustive), 3])
 @pytest.mark.parametrize("family", ["whisper", pytest.param("llama", marks=pytest.mark.slow)])
-@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("name", limited(SHAPES, 5))
 def test_whatever_is_recycled_the_tokens_are_the_targets(
     name: str, family: str, batch: int
 ) -> None:

@@ -26,7 +26,7 @@ from mmspec.edge.device import connect, link_of
 from mmspec.edge.service import Service, create_app, serve
 from mmspec.serving.limits import create_server
 from tests import toys
-from tests.covering import exhaustive
+from tests.covering import exhaustive, limited
 from tests.modalities.speech import recognisers
 from tests.modalities.speech.recognition.test_plug import moonshine
 from tests.partners import noisy
@@ -259,7 +259,7 @@ def test_every_draft_length_finishes_alone(length: dict[str, Any], batch: dict[s
     assert out.stats.target_calls == 0
 
 
-@pytest.mark.parametrize("length", LENGTHS, ids=str)
+@pytest.mark.parametrize("length", limited(LENGTHS, 2), ids=str)
 def test_a_service_that_goes_down_in_the_middle_loses_nothing(length: dict[str, Any]) -> None:
     """Checked tokens stay, and the device resumes after them."""
     request = toys.inputs("llama")

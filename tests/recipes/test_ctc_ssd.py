@@ -13,7 +13,7 @@ from torch import Tensor
 import mmspec
 from mmspec.codes.ctc import collapse, uncertainty
 from tests import toys
-from tests.covering import covering
+from tests.covering import covering, limited
 from tests.toys import granite
 
 ROOM = 12
@@ -84,7 +84,8 @@ def reference(
 
 
 @pytest.mark.parametrize(
-    ("fallback", "tau_slm"), covering(FALLBACKS, [0.0, 0.02, 0.05, 0.3, 0.6], strength=1)
+    ("fallback", "tau_slm"),
+    limited(covering(FALLBACKS, [0.0, 0.02, 0.05, 0.3, 0.6], strength=1), 3),
 )
 def test_it_does_what_the_slow_reference_does(tau_slm: float, fallback: str) -> None:
     request = granite.inputs((3, 2, 3), seed=1)
@@ -109,7 +110,7 @@ def test_thresholds_make_a_difference() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tau_slm", "fallback"), covering((0.51, 0.6, 1.0, 1.5), FALLBACKS, strength=1)
+    ("tau_slm", "fallback"), limited(covering((0.51, 0.6, 1.0, 1.5), FALLBACKS, strength=1), 2)
 )
 def test_a_floor_above_one_half_is_greedy_decoding(tau_slm: float, fallback: str) -> None:
     for seed in range(3):

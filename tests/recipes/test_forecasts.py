@@ -15,7 +15,7 @@ from mmspec.drafters.forecast.presets import SPECA, TAYLORSEER
 from mmspec.targets.continuous.forecast_error import l1
 from mmspec.targets.continuous.forecast_schedule import Cadence, DecayingThreshold
 from mmspec.verifiers.forecast_gate import ForecastGate
-from tests.covering import covering
+from tests.covering import covering, limited
 from tests.toys.pipelines import build_request, pipeline
 
 NEUTRAL: dict[str, dict[str, Any]] = {  # settings at which nothing is forecast
@@ -124,7 +124,14 @@ def test_a_threshold_is_a_number(name: str, given: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize(
     ("name", "given"),
-    [*NEUTRAL.items(), ("taylorseer", {"warm_up": 6}), ("first-block-cache", {"threshold": 1e-9})],
+    limited(
+        [
+            *NEUTRAL.items(),
+            ("taylorseer", {"warm_up": 6}),
+            ("first-block-cache", {"threshold": 1e-9}),
+        ],
+        5,
+    ),
 )
 def test_a_call_without_forecasts_is_warned_of_once(
     name: str, given: dict[str, Any], caplog: pytest.LogCaptureFixture

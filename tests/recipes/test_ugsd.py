@@ -13,6 +13,7 @@ from torch import Tensor
 import mmspec
 from mmspec.drafters.lengths.length import AcceptanceBand
 from tests import toys
+from tests.covering import limited
 from tests.modalities.drawing import sized
 from tests.partners import noisy
 from tests.toys import image_models
@@ -88,7 +89,7 @@ def test_a_decoder_that_hears_nothing_is_refused() -> None:
     mmspec.accelerate(whisper, "ugsd", drafter=noisy("whisper"))
 
 
-@pytest.mark.parametrize("family", sorted(image_models.PAINTERS))
+@pytest.mark.parametrize("family", limited(sorted(image_models.PAINTERS), 3))
 def test_pictures_are_drawn_whatever_their_prompts_are_made_of(family: str) -> None:
     """A prompt that is not of the codes' vocabulary is read before the first draft."""
     target, drafter = image_models.PAINTERS[family](), image_models.PAINTERS[family]()

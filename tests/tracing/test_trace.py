@@ -11,7 +11,7 @@ import torch
 import mmspec
 from mmspec import zoo
 from mmspec.zoo import language
-from tests.covering import covering
+from tests.covering import covering, limited
 
 TOLERANCE = 2e-3  # of probabilities, which a trace holds with four digits
 
@@ -37,10 +37,13 @@ def run(pair: tuple[Any, Any, Any], recipe: str, count: int = 1, **how: Any) -> 
 
 @pytest.mark.parametrize(
     ("how", "recipe"),
-    covering(
-        [{"do_sample": False}, {"do_sample": True, "seed": 3}],
-        ["coupled", "dynamic-tree", "recursive-rejection"],
-        strength=1,
+    limited(
+        covering(
+            [{"do_sample": False}, {"do_sample": True, "seed": 3}],
+            ["coupled", "dynamic-tree", "recursive-rejection"],
+            strength=1,
+        ),
+        2,
     ),
 )
 def test_a_trace_holds_what_was_decoded(

@@ -23,6 +23,7 @@ from mmspec.training.self_fed import (
 )
 from mmspec.training.trainable import HeadTraining, train_head
 from mmspec.training.vispec import VISPEC, text_loss, vispec_loss
+from tests.covering import limited
 from tests.drafters.heads import endless
 from tests.drafters.state_heads import along, head_of, lesson, target
 from tests.toys.readers import backbone
@@ -33,18 +34,21 @@ PASSES = 3
 @torch.no_grad()
 @pytest.mark.parametrize(
     ("family", "maker", "parts"),
-    [
-        ("llava", "eagle3", {}),
-        ("qwen2_5_vl", "eagle3", {"positions": "mrope", "num_steps": 2}),
-        (
-            "qwen2_5_vl",
-            "feature",
-            {"visual_slots": "hidden", "positions": "compact", "num_steps": 2},
-        ),
-        ("gemma3", "feature", {"num_hidden_layers": 2}),
-        ("llava", "eagle3", {"norm_output": True, "sliding_window": 3}),
-        ("llava", "feature", {"visual_slots": "compressed", "num_q": 2}),
-    ],
+    limited(
+        [
+            ("llava", "eagle3", {}),
+            ("qwen2_5_vl", "eagle3", {"positions": "mrope", "num_steps": 2}),
+            (
+                "qwen2_5_vl",
+                "feature",
+                {"visual_slots": "hidden", "positions": "compact", "num_steps": 2},
+            ),
+            ("gemma3", "feature", {"num_hidden_layers": 2}),
+            ("llava", "eagle3", {"norm_output": True, "sliding_window": 3}),
+            ("llava", "feature", {"visual_slots": "compressed", "num_q": 2}),
+        ],
+        3,
+    ),
 )
 def test_a_pass_reads_what_drafting_reads(family: str, maker: str, parts: dict[str, Any]) -> None:
     """Slot t of pass i: true states of slots 0..t, then i self-fed steps with the true tokens."""

@@ -11,17 +11,21 @@ import mmspec
 from mmspec.targets.graphs import EAGER
 from mmspec.verifiers.compiled import CompiledVerifier
 from tests import toys
+from tests.covering import limited
 from tests.targets.readers.test_compiled import request_of
 
 
 @pytest.mark.parametrize(
     ("recipe", "batch", "parts"),
-    [
-        ("coupled", 3, {"length": 3}),
-        ("coupled", 1, {"tree": "dynamic"}),
-        ("coupled", 1, {"length": 3, "verifier": "rejection"}),
-        ("coupled", 1, {"length": 3, "verifier": "block"}),
-    ],
+    limited(
+        [
+            ("coupled", 3, {"length": 3}),
+            ("coupled", 1, {"tree": "dynamic"}),
+            ("coupled", 1, {"length": 3, "verifier": "rejection"}),
+            ("coupled", 1, {"length": 3, "verifier": "block"}),
+        ],
+        2,
+    ),
 )
 def test_a_graph_gives_the_verdicts_of_its_verifier(
     recipe: str, batch: int, parts: dict[str, Any]

@@ -28,6 +28,7 @@ from mmspec.drafters.jacobi.window import Jacobi
 from mmspec.targets.tokens.context import Context, Request
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
+from tests.covering import limited
 from tests.drafters.tables import CPU, TableTarget, sample
 from tests.toys import image_models
 
@@ -180,7 +181,7 @@ PICTURES: list[tuple[str, str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "initial", "more"), PICTURES)
+@pytest.mark.parametrize(("family", "initial", "more"), limited(PICTURES, 2))
 def test_pictures_are_those_of_plain_decoding(
     family: str, initial: str, more: dict[str, Any]
 ) -> None:

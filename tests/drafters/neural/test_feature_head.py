@@ -28,7 +28,7 @@ from mmspec.training.heads import EAGLE, TrainingExample
 from mmspec.training.trainable import train_head
 from mmspec.trees import Tree
 from tests import toys
-from tests.covering import covering
+from tests.covering import covering, limited
 from tests.drafters.heads import (
     Late,
     RecordedDistribution,
@@ -105,7 +105,9 @@ def sequences(family: str, drafter: Any, batch: int, scale: float = 1.0, **how: 
 # ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("case", "family"), covering(CASES, TEXT[::-1], strength=1), ids=str)
+@pytest.mark.parametrize(
+    ("case", "family"), limited(covering(CASES, TEXT[::-1], strength=1), 3), ids=str
+)
 def test_a_head_says_what_it_says_without_memory_and_tree(
     case: tuple[int, str], family: str
 ) -> None:
@@ -294,7 +296,9 @@ def test_a_published_folder_is_read(tmp_path: Path) -> None:
         load_head(tmp_path)
 
 
-@pytest.mark.parametrize("name", ["lantern", "lantern-pp", "cool-sd", "coupled", "dynamic-tree"])
+@pytest.mark.parametrize(
+    "name", limited(["lantern", "lantern-pp", "cool-sd", "coupled", "dynamic-tree"], 3)
+)
 def test_recipes_of_draft_models_take_a_head(name: str) -> None:
     toy, head = model("janus"), half_right("janus")
     fast = mmspec.accelerate(toy, name, drafter=head)

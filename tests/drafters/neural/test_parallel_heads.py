@@ -28,7 +28,7 @@ from mmspec.targets.tokens.context import Context
 from mmspec.verifiers.exact import Exact
 from mmspec.verifiers.recursive import Recursive
 from tests import toys
-from tests.covering import covering, exhaustive
+from tests.covering import covering, exhaustive, limited
 from tests.drafters.parallel_heads import (
     DRAFTS,
     ROOM,
@@ -68,10 +68,13 @@ AMPHISTA: list[tuple[str, str, dict[str, Any]]] = [
 
 @pytest.mark.parametrize(
     ("case", "batch"),
-    [
-        *covering(READS, (3, 1), strength=1),
-        *covering(AMPHISTA, (3, 1), strength=1, by_default=False),
-    ],
+    limited(
+        [
+            *covering(READS, (3, 1), strength=1),
+            *covering(AMPHISTA, (3, 1), strength=1, by_default=False),
+        ],
+        4,
+    ),
     ids=str,
 )
 def test_a_block_is_that_of_the_committed_tokens(

@@ -23,6 +23,7 @@ from mmspec.verifiers.distances import total_variation
 from mmspec.verifiers.recursive import Recursive
 from mmspec.verifiers.unchecked import Unchecked
 from tests import toys
+from tests.covering import limited
 from tests.drafters.tables import CPU, TableTarget, sample, z_score
 from tests.toys import image_models
 
@@ -87,7 +88,9 @@ PICTURES: list[tuple[str, dict[str, Any]]] = [
 ]
 
 
-@pytest.mark.parametrize(("family", "given"), PICTURES, ids=[name for name, _ in PICTURES])
+@pytest.mark.parametrize(
+    ("family", "given"), limited(PICTURES, 2), ids=[name for name, _ in PICTURES]
+)
 def test_a_window_of_a_row_is_plain_decoding(family: str, given: dict[str, Any]) -> None:
     """Token for token with the same seed, under guidance and in a batch."""
     model, request = image_models.PAINTERS[family](), image_models.request(family, batch=2)
@@ -111,7 +114,7 @@ def test_a_window_of_a_row_is_plain_decoding(family: str, given: dict[str, Any])
         assert verifier == "rejection" or torch.equal(out.sequences, plain.sequences)
 
 
-@pytest.mark.parametrize("window", [1, 2, 3, 4, 7])
+@pytest.mark.parametrize("window", limited([1, 2, 3, 4, 7], 3))
 def test_how_many_forwards_it_takes(window: int) -> None:
     """W + (H - 1) w with the prefill; behind the last code one more reads what is forced."""
     square, side = image_models.llamagen_class(), image_models.SIDE
@@ -164,7 +167,7 @@ def test_the_codes_are_those_of_a_front_without_a_cache(window: int) -> None:
     assert out.sequences[0].tolist() == reference(model, torch.tensor([[3]]), window, 8)
 
 
-@pytest.mark.parametrize("window", [1, 2])
+@pytest.mark.parametrize("window", limited([1, 2], 1))
 def test_verified_the_front_is_exact(window: int) -> None:
     """Chi-square on all sequences; z > 3 has probability 0.4 % under the right distribution."""
     assert abs(z_score(TARGET, Wavefront(window, GRID, Kind.IID), Recursive(), ROWS)) < 3

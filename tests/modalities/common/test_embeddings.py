@@ -12,6 +12,7 @@ import mmspec
 from mmspec.drafters.oracle import Oracle
 from mmspec.modalities.vlm import survey
 from tests import toys
+from tests.covering import limited
 from tests.partners import noisy
 
 ROOM = 9
@@ -29,7 +30,9 @@ def embedded(model: Any, family: str, **batch: Any) -> tuple[Request, Tensor]:
 
 
 @pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.slow), "ragged"])
-@pytest.mark.parametrize("family", ["llama", "gemma3-text", "lfm2", "llava", "qwen2_5_vl"])
+@pytest.mark.parametrize(
+    "family", limited(["llama", "gemma3-text", "lfm2", "llava", "qwen2_5_vl"], 3)
+)
 def test_embeddings_are_read_as_generate_reads_them(family: str, batch: str) -> None:
     """With a penalty and a least length, which see new tokens only."""
     model = toys.model(family)

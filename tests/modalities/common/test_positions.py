@@ -9,7 +9,7 @@ import torch
 
 import mmspec
 from tests import toys
-from tests.covering import covering
+from tests.covering import covering, limited
 from tests.partners import noisy
 
 GREEDY: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False}
@@ -22,8 +22,13 @@ def spread(request: dict[str, torch.Tensor]) -> torch.Tensor:  # -> (B, L)
 
 @pytest.mark.parametrize(
     ("batch", "family"),
-    covering(
-        [{}, {"batch": 2, "ragged": True}], ["llama", "llava", "qwen2_5_vl", "qwen3_vl"], strength=1
+    limited(
+        covering(
+            [{}, {"batch": 2, "ragged": True}],
+            ["llama", "llava", "qwen2_5_vl", "qwen3_vl"],
+            strength=1,
+        ),
+        2,
     ),
     ids=str,
 )

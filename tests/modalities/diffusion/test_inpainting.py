@@ -14,7 +14,7 @@ from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModelWi
 import mmspec
 from mmspec.modalities.diffusion.inpainting import InpaintingDetector
 from mmspec.modalities.diffusion.step_callback import StepCallback
-from tests.covering import exhaustive
+from tests.covering import exhaustive, limited
 from tests.modalities.sampling import FROZEN, PLAIN, STEPS, check_rows, run_pipeline_alone
 from tests.toys.clip_pipelines import BUILDERS as CLIPS
 from tests.toys.clip_pipelines import clip_of, frame
@@ -37,7 +37,7 @@ def free(pipe: Any, name: str) -> Tensor | None:
     return ((pipe._pack_latents(shown, 1, 4, 8, 8) if name == "flux-inpaint" else shown) > 0)[0]
 
 
-@pytest.mark.parametrize("name", exhaustive(BUILDERS, [*BUILDERS][::2]))
+@pytest.mark.parametrize("name", limited(exhaustive(BUILDERS, [*BUILDERS][::2]), 4))
 def test_plain_sampling_is_the_pipelines_own(name: str) -> None:
     pipe, given = from_picture(name)
     where = free(pipe, name)
@@ -69,12 +69,15 @@ def test_a_seed_is_a_picture_and_windows_keep_its_known_part(name: str) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=pytest.mark.slow)
-        if name in ("hunyuan-behind", "wan-2.2")
-        else name
-        for name in CLIPS
-    ],
+    limited(
+        [
+            pytest.param(name, marks=pytest.mark.slow)
+            if name in ("hunyuan-behind", "wan-2.2")
+            else name
+            for name in CLIPS
+        ],
+        2,
+    ),
 )
 def test_clips_of_a_first_frame_are_the_pipelines_own(name: str) -> None:
     """The image is after the latents, before them, or inside them; with separate timesteps."""

@@ -14,6 +14,7 @@ import torch
 import mmspec
 from mmspec.modalities.diffusion.guidance_fit import GuidanceFitter
 from mmspec.modalities.diffusion.network_output import DenoiserOutput
+from tests.covering import limited
 from tests.modalities.sampling import (
     FROZEN,
     PLAIN,
@@ -41,21 +42,24 @@ def test_rescaled_guidance_of_one_picture_is_not_frozen(name: str, share: float)
 
 @pytest.mark.parametrize(
     ("name", "more"),
-    [
-        ("cogvideo", {"use_dynamic_cfg": True}),  # other weights in every step: two rehearsals
-        ("cogvideo", {}),
-        ("hunyuan-image", {"num_inference_steps": 2}),  # before its guider begins to project
-        ("lumina-2", {"cfg_normalization": False}),
-        ("lumina-2", {}),  # the norm of the positive branch
-        ("qwen-image", {}),
-        ("wan-2.1", {}),
-        ("qwen-image", {"height": 64, "width": 64}),
-        ("wan-2.2", {"guidance_scale": 3.0, "guidance_scale_2": 5.0}),  # two networks
-        ("wan-2.2-tokens", {}),  # a timestep per token
-        ("z-image", {}),  # a list of states
-        ("z-image", {"cfg_truncation": 0.5}),  # one branch in the last steps, as with
-        ("hunyuan-video-1.5", {}),  # a guider that stops half-way
-    ],
+    limited(
+        [
+            ("cogvideo", {"use_dynamic_cfg": True}),  # other weights in every step: two rehearsals
+            ("cogvideo", {}),
+            ("hunyuan-image", {"num_inference_steps": 2}),  # before its guider begins to project
+            ("lumina-2", {"cfg_normalization": False}),
+            ("lumina-2", {}),  # the norm of the positive branch
+            ("qwen-image", {}),
+            ("wan-2.1", {}),
+            ("qwen-image", {"height": 64, "width": 64}),
+            ("wan-2.2", {"guidance_scale": 3.0, "guidance_scale_2": 5.0}),  # two networks
+            ("wan-2.2-tokens", {}),  # a timestep per token
+            ("z-image", {}),  # a list of states
+            ("z-image", {"cfg_truncation": 0.5}),  # one branch in the last steps, as with
+            ("hunyuan-video-1.5", {}),  # a guider that stops half-way
+        ],
+        8,
+    ),
 )
 def test_known_rules_are_the_pipelines_own(name: str, more: dict[str, Any]) -> None:
     """From the state of the generator on: a second rehearsal must not draw from it again."""

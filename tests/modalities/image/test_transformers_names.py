@@ -14,6 +14,7 @@ from transformers import GenerationConfig
 
 import mmspec
 from mmspec.modalities.image import families as image
+from tests.covering import limited
 from tests.modalities import drawing
 from tests.toys import image_models, processors
 
@@ -93,7 +94,7 @@ def test_names_that_contradict_each_other_are_refused(more: dict[str, Any], mess
         fast("emu3").generate_images(**{**emu3_script()[0], **more})
 
 
-@pytest.mark.parametrize("family", image_models.PAINTERS)
+@pytest.mark.parametrize("family", limited(image_models.PAINTERS, 3))
 def test_several_images_per_prompt(family: str) -> None:
     """Copies are adjacent, as in `generate()`; rows do not depend on their batch."""
     given, how = (

@@ -16,6 +16,7 @@ from mmspec.modalities.vla.plug import load
 from mmspec.modalities.vla.quality import extras, mcnemar, wilson
 from mmspec.modalities.vla.step_stats import percentile
 from mmspec.modality import Selection
+from tests.covering import limited
 from tests.modalities.vla.policies import policy, processor
 
 
@@ -36,7 +37,7 @@ def test_percentiles_are_of_the_nearest_rank() -> None:
     assert [percentile(values, share) for share in (1, 20, 50, 99, 100)] == [1, 1, 3, 5, 5]
 
 
-@pytest.mark.parametrize("name", ["prompt-lookup", "coupled"])
+@pytest.mark.parametrize("name", limited(["prompt-lookup", "coupled"], 1))
 def test_exact_recipes_pass_on_tiny_policies(name: str) -> None:
     found = bench.certify(name, modality="vla", seeds=4, samples=500)
     outcomes = {one.name: one.outcome for one in found.checks}

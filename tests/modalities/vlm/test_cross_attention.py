@@ -16,7 +16,7 @@ from mmspec.modalities.vlm import survey
 from mmspec.modalities.vlm.tiny_requests import requests
 from mmspec.targets.readers.hooks import LayerStatesHook
 from mmspec.targets.readers.kv_view import gather_view
-from tests.covering import covering
+from tests.covering import covering, limited
 from tests.toys.readers import backbone
 
 NEW: dict[str, Any] = {"max_new_tokens": 8, "min_new_tokens": 8, "do_sample": False}
@@ -46,7 +46,9 @@ def assert_same(kind: str, *args: Any, **parts: Any) -> None:
     assert out.sequences.tolist() == expected.tolist()
 
 
-@pytest.mark.parametrize(("kind", "name"), covering(["text", "picture"], HEADED, strength=1))
+@pytest.mark.parametrize(
+    ("kind", "name"), limited(covering(["text", "picture"], HEADED, strength=1), 4)
+)
 def test_heads_draft_with_and_without_a_picture(name: str, kind: str) -> None:
     assert_same(kind, name, drafter=random_drafter(recipes.get(name), model(), 1))
 

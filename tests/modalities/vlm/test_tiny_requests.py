@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from mmspec.modalities.vlm import survey
+from tests.covering import limited
 
 ASKED = {
     "Florence2ForConditionalGeneration": "pixel_values",  # its encoder reads words and picture
@@ -32,10 +33,13 @@ ASKED = {
 
 @pytest.mark.parametrize(
     "name",
-    [
-        name if at < 3 else pytest.param(name, marks=pytest.mark.slow)
-        for at, name in enumerate(ASKED)
-    ],
+    limited(
+        [
+            name if at < 3 else pytest.param(name, marks=pytest.mark.slow)
+            for at, name in enumerate(ASKED)
+        ],
+        2,
+    ),
 )
 def test_a_class_gets_its_media(name: str) -> None:
     line = survey.measure_class(name, survey.classes()[name])

@@ -25,7 +25,7 @@ from mmspec.models.own_heads import find_weights
 from mmspec.training.heads import EAGLE
 from mmspec.training.trainable import train_head
 from tests import toys
-from tests.covering import covering, exhaustive
+from tests.covering import covering, exhaustive, limited
 from tests.drafters.heads import endless, greedy_example
 from tests.toys.readers import backbone
 
@@ -173,7 +173,7 @@ def test_a_head_is_loaded_whole(family: str) -> None:
     assert all(torch.equal(found[name], ours[name]) for name in ours)
 
 
-@pytest.mark.parametrize(("family", "batch"), covering(MAKERS, [1, 3], strength=1))
+@pytest.mark.parametrize(("family", "batch"), limited(covering(MAKERS, [1, 3], strength=1), 3))
 def test_the_default_recipe_uses_it_exactly(family: str, batch: int) -> None:
     target, given = load_target(family), requests(family, batch)
     fast = mmspec.accelerate(target)

@@ -17,7 +17,7 @@ from mmspec.targets.readers import check, rounding
 from mmspec.targets.readers.backbone import FULL, SLIDING
 from mmspec.trees import Tree
 from tests import toys
-from tests.covering import covering, exhaustive
+from tests.covering import covering, exhaustive, limited
 from tests.partners import noisy, skip_checks
 from tests.toys.texts import TEXTS, prompts, text
 
@@ -76,11 +76,14 @@ def is_exact(model: Any, request: Request, shape: Any) -> bool:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [
-        *crossed(READ, ("tree", "ragged", "chain")),
-        *crossed(HYBRID, ("chain", "ragged")),
-        *crossed((*STEPWISE, *STATES), ("chain", "ragged")),
-    ],
+    limited(
+        [
+            *crossed(READ, ("tree", "ragged", "chain")),
+            *crossed(HYBRID, ("chain", "ragged")),
+            *crossed((*STEPWISE, *STATES), ("chain", "ragged")),
+        ],
+        20,
+    ),
 )
 def test_what_can_be_read_is_read(name: str, shape: str) -> None:
     batch, draft = SHAPES[shape]
@@ -89,7 +92,7 @@ def test_what_can_be_read_is_read(name: str, shape: str) -> None:
 
 @pytest.mark.parametrize(
     ("name", "shape"),
-    [*crossed(REFUSED, tuple(SHAPES)), *crossed(STEPWISE, ("tree",))],
+    limited([*crossed(REFUSED, tuple(SHAPES)), *crossed(STEPWISE, ("tree",))], 16),
 )
 def test_what_cannot_be_read_is_refused_by_name(name: str, shape: str) -> None:
     model = text(name)
@@ -167,7 +170,7 @@ ASKED: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize(("asked", "name"), covering(ASKED, ["T5", "Bart"], strength=1))
+@pytest.mark.parametrize(("asked", "name"), limited(covering(ASKED, ["T5", "Bart"], strength=1), 4))
 def test_a_sequence_to_sequence_model_is_asked_as_generate_is(name: str, asked: str) -> None:
     model, request = translator(name, 2)
     settings: dict[str, Any] = {**ASKED[asked], "max_new_tokens": ROOM, "do_sample": False}

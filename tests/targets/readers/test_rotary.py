@@ -12,7 +12,7 @@ import mmspec
 from mmspec.targets.readers.rotary import PositionTable, RopeBorder, next_rope_positions
 from mmspec.trees import Tree
 from tests import toys
-from tests.covering import covering
+from tests.covering import covering, limited
 from tests.partners import noisy, partner
 
 ROOM = 9
@@ -53,13 +53,13 @@ def ending_on_a_picture(family: str, batch: int, ragged: bool = False) -> Reques
     return request
 
 
-@pytest.mark.parametrize(("family", "batch"), covering(toys.CLIPS, (1, 2), strength=1))
+@pytest.mark.parametrize(("family", "batch"), limited(covering(toys.CLIPS, (1, 2), strength=1), 4))
 def test_a_video(family: str, batch: int) -> None:
     """At three seconds a frame the last one stands far behind the text that follows it."""
     check(family, toys.with_video(family, batch=batch))
 
 
-@pytest.mark.parametrize("family", toys.CLIPS)
+@pytest.mark.parametrize("family", limited(toys.CLIPS, 4))
 def test_a_prompt_that_ends_on_a_video(family: str) -> None:
     request = toys.with_video(family, tail=0)
     end = int((request["input_ids"][0] == toys.VIDEO).nonzero()[-1]) + 1
@@ -72,7 +72,7 @@ def test_a_prompt_that_ends_on_a_video(family: str) -> None:
 BATCHES: list[dict[str, Any]] = [{"batch": 3, "ragged": True}, {"batch": 2}, {"batch": 1}]
 
 
-@pytest.mark.parametrize(("family", "batch"), covering(toys.VLMS, BATCHES, strength=1))
+@pytest.mark.parametrize(("family", "batch"), limited(covering(toys.VLMS, BATCHES, strength=1), 6))
 def test_a_prompt_that_ends_on_a_picture(family: str, batch: dict[str, Any]) -> None:
     check(family, ending_on_a_picture(family, **batch))
 

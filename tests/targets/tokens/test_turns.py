@@ -21,7 +21,7 @@ from mmspec.modalities.vlm import survey
 from mmspec.modalities.vlm.tiny_requests import requests
 from mmspec.targets.cache import copy_state
 from tests import toys
-from tests.covering import covering, exhaustive
+from tests.covering import covering, exhaustive, limited
 from tests.partners import noisy
 
 ROOM = 9
@@ -144,7 +144,7 @@ def test_either_name_of_the_cache_is_taken_without_a_warning(
 
 
 @pytest.mark.parametrize("batch", [pytest.param("one", marks=pytest.mark.slow), "ragged"])
-@pytest.mark.parametrize("family", ["mistral-sliding", "lfm2", "llava", "qwen2_5_vl"])
+@pytest.mark.parametrize("family", limited(["mistral-sliding", "lfm2", "llava", "qwen2_5_vl"], 3))
 def test_turns_change_hands(family: str, batch: str) -> None:
     """Ours, `generate()`, ours inside `generate()`, a stream: on one cache, the user's own."""
     model, request = toys.model(family, layers=3), toys.inputs(family, **BATCHES[batch])

@@ -54,9 +54,9 @@ def test_batches_have_known_words_and_a_share_of_lookups(family: str) -> None:
     lookup = next(iterate_lookups(encoder, 3))
     assert encoder.tokenizer.unk_token_id not in lookup.ids
     assert torch.equal(next(iterate_batches(encoder, short, 3, 1.0)).ids, lookup.ids)
-    without = [len(one.ids) for one in islice(iterate_batches(encoder, short, 3), 6)]
+    without = [len(one.ids) for one in islice(iterate_batches(encoder, short, 3), 3)]
     assert len(lookup.ids) not in without
-    mixed = [len(one.ids) for one in islice(iterate_batches(encoder, short, 3, 0.5), 12)]
-    assert 2 < mixed.count(len(lookup.ids)) < 10
+    mixed = [len(one.ids) for one in islice(iterate_batches(encoder, short, 3, 0.5), 8)]
+    assert 1 < mixed.count(len(lookup.ids)) < 7
     answered = (lookup.labels != IGNORED).float().mean()
     assert 0.15 < float(answered) < 0.6

@@ -92,11 +92,11 @@ def check(name: str, recipe: str, count: int, batch: int) -> None:
 @pytest.mark.parametrize(
     ("recipe", "name", "batch"),
     [  # all pairs of values
-        ("dynamic-tree", "llava", 4),
         ("spd-mllm", "llava", 4),
         *(
             pytest.param(*case, marks=pytest.mark.exhaustive)
             for case in (
+                ("dynamic-tree", "llava", 4),
                 ("dynamic-tree", "qwen2.5-vl", 1),
                 ("spd-mllm", "qwen2.5-vl", 1),
                 ("coupled", "llava", 1),
