@@ -179,10 +179,7 @@ def codes(out: Any) -> list[Any]:
             pytest.param("coupled", "codec-lm-heads", shape, marks=pytest.mark.exhaustive)
             for shape in ({"length": 4}, {"tree": (3, 2, 1)})
         ),
-        pytest.param(
-            *("codec-mtp", "codec-lm-heads", {"verifier": "coupled"}),
-            marks=pytest.mark.exhaustive,
-        ),
+        ("codec-mtp", "codec-lm-heads", {"verifier": "coupled"}),
     ],
     ids=str,
 )
