@@ -44,12 +44,10 @@ def pair_of(recipe: str, family: str = "llava", **parts: Any) -> tuple[Any, Any,
         ("eagle-3", "llava", 1, 3, {"tree": [3, 2, 1]}),
         ("coupled", "qwen2_5_vl", 3, 4, {"length": 4}),
         ("coupled", "mistral-sliding", 1, None, {"length": 4}),
-        *(
-            pytest.param(*case, marks=pytest.mark.exhaustive)
-            for case in (
-                ("eagle-3", "llava", 3, None, {}),
-                ("coupled", "llava", 3, 5, {"length": 3, "verifier": "rejection"}),
-            )
+        pytest.param("eagle-3", "llava", 3, None, {}, marks=pytest.mark.exhaustive),
+        pytest.param(
+            *("coupled", "llava", 3, 5, {"length": 3, "verifier": "rejection"}),
+            marks=pytest.mark.exhaustive,
         ),
     ],
 )
