@@ -124,7 +124,10 @@ def read_groups() -> Mapping[str, Group]:
 @cache
 def read_systems() -> tuple[System, ...]:
     """The systems of the survey, in the order of its table."""
-    return tuple(System(name, **one) for name, one in _read()["systems"].items())
+    systems = _read()["systems"].items()
+    return tuple(
+        System(name, **{**one, "small": tuple(one.get("small", ()))}) for name, one in systems
+    )
 
 
 @cache

@@ -10,6 +10,7 @@ from mmspec import recipes
 from mmspec.bench.results.lines import DIFFERS
 from mmspec.bench.results.records import Effort, describe
 from mmspec.bench.results.systems import plan, read_groups, read_systems, select
+from mmspec.modalities.vlm.verdicts import SMALL
 
 OF_TABLE_5 = {"vlm": 17, "vla": 4, "video": 6, "speech": 6, "image": 11, "diffusion": 3}
 MERGED = {"recognition": "speech", "synthesis": "speech", "mar": "image"}
@@ -37,15 +38,27 @@ def test_every_system_with_a_recipe_is_measured_and_every_target_has_baselines()
     assert named == [
         one.name
         for group in read_groups()
-        for one in read_systems()
-        if one.group == group and one.recipe
+        for one in sorted(read_systems(), key=lambda one: one.recipe is None)
+        if one.group == group and (one.recipe or one.study)
     ]
-    targets = {(job.group.name, job.model) for job in jobs}
+    targets = {(job.group.name, job.model) for job in jobs if job.system is None or job.recipes}
     assert {(j.group.name, j.model) for j in jobs if j.is_baselines} == targets
     assert all(job.peers for job in jobs if job.is_baselines)
     lossy = next(job for job in jobs if job.name == "SpeCa")
     assert lossy.peers  # beside the pipeline in as many calls
     assert not next(job for job in jobs if job.name == "ASD").peers
+
+
+def test_a_study_is_measured_with_its_own_models_and_found_by_all_of_their_weights() -> None:
+    (job,) = [job for job in plan() if job.system is not None and job.system.study]
+    assert (job.name, job.recipes, job.runners, job.peers) == ("SV", (), ("SV",), False)
+    assert job.system is not None
+    assert job.system.small == SMALL
+    found = describe(job, Effort())
+    assert {*found["weights"]} == {job.model, *SMALL}
+    assert found["drafters"] == {"SV": ", ".join(SMALL)}
+    assert select(plan(), None, ["sv"]) == [job]
+    assert "SV" not in {job.name for job in plan("zoo:qwen2.5-vl")}
 
 
 def test_options_of_a_row_are_those_of_its_recipe() -> None:
