@@ -383,7 +383,7 @@ def test_every_modality_is_looked_at(capsys: pytest.CaptureFixture[str]) -> None
         found = run(capsys, "doctor", *pair)
         assert not found["refused"]
         assert len(found["findings"]) < 15
-        assert any("numbers, safetensors" in str(one["target"]) for one in found["findings"])
+        assert any("parameters, safetensors" in str(one["target"]) for one in found["findings"])
     for pair, message in (
         (("zoo:llava", "zoo:image-head"), "made for another target"),
         (("zoo:mar", "zoo:llava"), "not 'mar'"),
