@@ -63,9 +63,7 @@ class LowResolutionModel:
         columns: list[Tensor] = []
         for step in range(sketch.grid.width):
             if step:
-                logits, _ = self.backbone.read(
-                    memory, _token_block(columns[-1], step - 1, memory.like)
-                )
+                logits, _ = self.backbone.read(memory, _token_block(columns[-1], step - 1))
             distribution = sketch.sampling.distribution(logits, None, sketch.start + place + step)
             columns.append(_draw_tokens(distribution, context, step))
         return torch.cat(columns, 1)
@@ -103,10 +101,11 @@ def _draw_tokens(distribution: Categorical, context: Context, step: int) -> Tens
     return distribution.sample(context.noise.fresh_keys(Lane.DRAFT, index))
 
 
-def _token_block(token: Tensor, num_before: int, like: Tensor) -> TokenBlock:
+def _token_block(token: Tensor, num_before: int) -> TokenBlock:
     """One token after `num_before` others that are read but not cached."""
     depths = torch.full((1, 1), num_before, device=token.device)
-    return TokenBlock(token, depths, like.new_zeros(1, 1, num_before + 1), 0, None, num_before)
+    corner = torch.ones(1, 1, num_before + 1, dtype=torch.bool, device=token.device)
+    return TokenBlock(token, depths, corner, 0, None, num_before)
 
 
 UPSAMPLERS = ("auto", "pixels", "latent")
