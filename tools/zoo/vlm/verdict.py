@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -12,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 from torch.nn import functional
 from transformers import PreTrainedModel
@@ -50,16 +48,14 @@ random order; with all three, with two of them, and with none. The answer to lea
 The models: {", ".join(SMALL)}.
 """
 NOTES = """\
-The folder has the upper layers, which were trained, and a link to the file of `llava-chat` with the
-others: copy it with links followed (`cp -rL`). Figures are shares of facts in greedy answers
-to held-out questions, with standard errors (`error of`): of each small model, of their majority
-(the answer that most of them give, ties drawn), of the judge without and with their answers, as
-selected by consensus or at random. Measured on the float16 weights, run in float32.
+The upper 12 layers were trained, the others are those of `llava-chat`. Figures are shares of facts
+in greedy answers to held-out questions, with standard errors (`error of`): of each small model, of
+their majority (the answer that most of them give, ties drawn), of the judge without and with their
+answers, as selected by consensus or at random. Measured on the float16 weights, run in float32.
 """
 HELD_OUT = 120
 BASE = "llava-chat"
 TEACHERS = tuple(name.removeprefix(ZOO) for name in SMALL)
-LINK, OWN = "base.safetensors", "layers.safetensors"
 FIRST_LAYER = 12  # of those that are trained
 QUESTIONS, BATCH = 512, 16
 DECAY = CosineDecay(160, 1e-3)
@@ -100,7 +96,7 @@ def train(
             ignore_index=IGNORED,
         )
 
-    with save_on_exit(lambda: save_layers(model, processor, folder)):
+    with save_on_exit(lambda: save(model, processor, folder, sees=True)):
         batches = iterate_verdicts(cases, encoder, seed)
         fit(others, batches, loss_of, DECAY, "verdicts", run, matrices, floor=0.02)
     return {
@@ -146,26 +142,6 @@ def iterate_verdicts(cases: Sequence[Case], encoder: Encoder, seed: int) -> Iter
             samples.append(replace(case.sample, prompt=prompt or case.sample.prompt))
         for part in group_by_length(samples, BATCH, generator):
             yield encoder(part)
-
-
-def save_layers(model: PreTrainedModel, processor: Any, folder: Path) -> None:
-    """Write the weights that differ from those of the base, a link to its file, and their index.
-
-    Both files have the trained layers. Loaders read files by name, so that the latter one counts.
-    """
-    save(model, processor, folder, sees=True)
-    whole = folder / "model.safetensors"
-    base = path(BASE) / whole.name
-    known, weights = load_file(base), load_file(whole)
-    own = {name: one for name, one in weights.items() if not one.equal(known[name])}
-    save_file(own, folder / OWN, {"format": "pt"})
-    whole.unlink()
-    (folder / LINK).symlink_to(os.path.relpath(base, folder))
-    places = {name: OWN if name in own else LINK for name in sorted(weights)}
-    size = sum(one.nbytes for one in weights.values())
-    index = {"metadata": {"total_size": size}, "weight_map": places}
-    text = json.dumps(index, indent=1) + "\n"
-    (folder / f"{whole.name}.index.json").write_text(text, encoding="utf-8")
 
 
 def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
