@@ -44,8 +44,6 @@ def test_the_judge_is_its_base_but_for_the_upper_layers() -> None:
     layers = {int(name.split(".layers.")[1].split(".")[0]) for name in changed}
     assert layers == {*range(12, 24)}
     assert not any("vision" in name for name in changed)
-    own = zoo.path(JUDGE.removeprefix(ZOO)) / "layers.safetensors"
-    assert own.stat().st_size < 3_000_000
 
 
 def test_answers_are_chosen_by_consensus_or_at_random() -> None:
