@@ -332,7 +332,7 @@ AT_THE_CALL: dict[str, tuple[Call, list[str]]] = {
     "empty prompt": (lambda: generate(request=empty()), ["prompt is empty", "at least one token"]),
     "no prompt, and nothing to begin with": (
         lambda: fast().generate(max_new_tokens=4, bos_token_id=None),
-        ["bos_token_id", "input_ids", "processor"],
+        ["bos_token_id", "input_ids", "check these"],
     ),
     "hook that is called": (
         lambda: fast()("hello"),

@@ -139,6 +139,7 @@ class LayoutSeries:
 
     @cached_property
     def blocks(self) -> BlockSeries:
+        """As blocks of tokens, computed once."""
         return BlockSeries(self.depths, self.visible, self.counts)
 
 

@@ -96,12 +96,6 @@ def load_model(maker: Any, folder: str | Path, kind: str, dtype: torch.dtype | N
     """
     check_folder_exists(str(folder), kind)
     check_folder(Path(folder))
-    wanted, given = maker.config_class.model_type, model_type(folder)
-    if given not in (None, wanted):
-        raise ValueError(
-            f"{folder} holds a model of type {given!r}, no {kind} ({wanted!r}); give a folder "
-            f"written by {maker.__name__}.save_pretrained, or choose a recipe that takes {given!r}"
-        )
     with explain_load_errors(folder, kind):
         model, found = maker.from_pretrained(
             folder,
@@ -110,8 +104,15 @@ def load_model(maker: Any, folder: str | Path, kind: str, dtype: torch.dtype | N
             output_loading_info=True,
             ignore_mismatched_sizes=True,  # refused below, by name
         )
-    _check_sizes(folder, found["mismatched_keys"])
     wrong = sorted({*found["missing_keys"], *found["unexpected_keys"]})
+    wanted, given = maker.config_class.model_type, model_type(folder)
+    is_known = given in (None, wanted) or given in transformers.CONFIG_MAPPING  # as published heads
+    if (wrong or found["mismatched_keys"]) and not is_known:
+        raise ValueError(
+            f"{folder} holds a model of type {given!r}, no {kind} ({wanted!r}); give a folder "
+            f"written by {maker.__name__}.save_pretrained, or choose a recipe that takes {given!r}"
+        )
+    _check_sizes(folder, found["mismatched_keys"])
     if wrong:
         raise ValueError(
             f"{folder} is no {kind}: {', '.join(wrong[:3])} is missing or unexpected; give a "

@@ -335,9 +335,9 @@ def test_what_does_not_fit_is_refused() -> None:
     toy, head = model("llava"), untrained_head(model("llava"))
     with pytest.raises(ValueError, match="needs a feature head; give drafter="):
         mmspec.accelerate(toy, "eagle")
-    with pytest.raises(ValueError, match=r"needs a feature head, but a Llava.* is none"):
+    with pytest.raises(ValueError, match=r"needs a feature head, and drafter= is a Llava.*"):
         mmspec.accelerate(toy, "eagle-2", drafter=noisy("llava", layers=3))
-    with pytest.raises(ValueError, match="needs a draft model, but a FeatureHead is none"):
+    with pytest.raises(ValueError, match="needs a draft model, and drafter= is a FeatureHead"):
         mmspec.accelerate(toy, "massv", drafter=head)
     with pytest.raises(ValueError, match="sees='target-states' does not fit"):
         mmspec.accelerate(toy, "coupled", drafter=noisy("llava", layers=3), sees="target-states")

@@ -271,7 +271,7 @@ def test_what_does_not_fit_is_refused() -> None:
     few = MEDUSA.begin(reader, COUNTS, medusa_num_heads=2)
     with pytest.raises(ValueError, match="predicts the next 2 only"):
         mmspec.accelerate(target("llava"), "medusa", drafter=few)
-    with pytest.raises(ValueError, match=r"needs a set of Hydra\+\+ heads, but a HydraHeads"):
+    with pytest.raises(ValueError, match=r"a set of Hydra\+\+ heads, and drafter= is a HydraHeads"):
         mmspec.accelerate(target("llava"), "hydra-pp", drafter=hydra("llava", "mlp"))
     other = HydraHeads(HydraHeadsConfig(hidden_size=32, vocab_size=160))
     with pytest.raises(ValueError, match="states 32 wide over 160 tokens"):

@@ -257,7 +257,7 @@ def test_what_does_not_fit_is_refused(tmp_path: Path) -> None:
         mmspec.accelerate(toy, "coupled", drafter=heads, tree=SHAPES["dynamic"])
     with pytest.raises(ValueError, match="sees='pixels' does not fit: a set of multi-token heads"):
         mmspec.accelerate(toy, "coupled", drafter=heads, sees="pixels", length=2)
-    with pytest.raises(ValueError, match="needs a feature head, but a MultiTokenHeads is none"):
+    with pytest.raises(ValueError, match="needs a feature head, and drafter= is a MultiTokenHeads"):
         mmspec.accelerate(toy, "eagle", drafter=heads)
     with pytest.raises(ValueError, match="hides the states of its decoder"):
         mmspec.accelerate(toys.model("whisper", layers=3), "coupled", drafter=heads, length=2)

@@ -281,7 +281,7 @@ def test_drafts_longer_than_a_block_are_refused() -> None:
 
 def test_heads_are_not_taken_for_each_other() -> None:
     for name, other in (("eagle-3", "p-eagle"), ("p-eagle", "dflash")):
-        with pytest.raises(ValueError, match="is none"):
+        with pytest.raises(ValueError, match="head, and drafter= is a"):
             mmspec.accelerate(target("llava"), name, drafter=new_head(other, "llava"))
 
 

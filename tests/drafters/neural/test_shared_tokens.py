@@ -270,5 +270,5 @@ def test_what_cannot_draft_is_refused() -> None:
         OtherVocabulary(small, 5, ours)
     with pytest.raises(ValueError, match=r"not known; give drafter=.*OtherVocabulary"):
         mmspec.accelerate(model, "uad", drafter=small)
-    with pytest.raises(ValueError, match="'pearl' needs a draft model, but an OtherVocabulary"):
+    with pytest.raises(ValueError, match="a draft model, and drafter= is an OtherVocabulary"):
         mmspec.accelerate(model, "pearl", drafter=OtherVocabulary(small, theirs, ours))

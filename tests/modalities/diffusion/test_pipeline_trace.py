@@ -148,7 +148,7 @@ class Bad:
         (Bad.no_network, "no denoising network"),
         (Bad.no_drafter, "needs a draft pipeline"),
         (Bad.needless_drafter, "takes no draft model"),
-        (Bad.no_pipeline, "needs a draft pipeline, but a UNet2DConditionModel is none"),
+        (Bad.no_pipeline, "needs a draft pipeline, and drafter= is a UNet2DConditionModel"),
         (Bad.other_arguments, "the draft pipeline needs class_labels"),
         (Bad.other_size, "draft pipeline of their size"),
         (Bad.small_max_rows, "max_rows=1 does not hold one state"),

@@ -141,7 +141,7 @@ def test_repr_of_an_accelerated_model() -> None:
     [
         ({}, "'cspd-coupled' needs a draft model; give drafter= a model, a folder"),
         ({"drafter": mar(side=4)}, "draft model has side=4 and the target side=3"),
-        ({"drafter": torch.nn.Linear(1, 1)}, "needs a draft model, but a Linear is none"),
+        ({"drafter": torch.nn.Linear(1, 1)}, "needs a draft model, and drafter= is a Linear"),
         (
             {"drafter": mar(1), "recipe": "sjd"},
             "decodes tokens.*recipes for it: cspd, cspd-coupled",
