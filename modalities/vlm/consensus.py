@@ -58,8 +58,11 @@ class VerdictPrompts:
 
     def __post_init__(self) -> None:
         for name, (needed, optional) in _FIELDS.items():
-            if getattr(self, name) is not None:
-                _check_fields(name, getattr(self, name), needed, optional)
+            template = getattr(self, name)
+            if not isinstance(template, str) and (name != "reason" or template is not None):
+                raise ValueError(f"template {name}={template!r} is no text; give one, or drop it")
+            if template is not None:
+                _check_fields(name, template, needed, optional)
 
     def write_judge(self, question: str, reasonings: Sequence[str]) -> str:
         """The prompt of the judge."""

@@ -112,9 +112,11 @@ def test_prompts_are_worded_by_templates() -> None:
         ({"block": "{reasoning} {name}"}, r"block=.* has \{name\}; .* \{reasoning\}, \{number\}"),
         ({"judge": "{question} {blocks} \\boxed{}"}, r"judge=.* has \{\}; .*double the braces"),
         ({"judge": "{question} {blocks"}, r"judge=.* is not one of str.format"),
+        ({"judge": None}, r"judge=None is no text"),
+        ({"reason": 5}, r"reason=5 is no text"),
     ],
 )
-def test_a_template_with_other_fields_is_refused(templates: dict[str, str], why: str) -> None:
+def test_a_template_with_other_fields_is_refused(templates: dict[str, Any], why: str) -> None:
     with pytest.raises(ValueError, match=why):
         VerdictPrompts(**templates)
 

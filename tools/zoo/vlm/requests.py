@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from mmspec.modalities.vlm.checkpoints import load
@@ -28,13 +27,13 @@ from mmspec.zoo.requests.wording import NUMBERS
 from mmspec.zoo.scene import COLOURS, SHAPES
 from mmspec.zoo.training import load_teacher, save_on_exit
 from tools.zoo.vlm.architecture import LLAVA_TARGET, QWEN_TARGET, LanguageShape
-from tools.zoo.vlm.batches import IGNORED, Batch, Encoder, iterate_samples
+from tools.zoo.vlm.batches import Batch, Encoder, iterate_samples
 from tools.zoo.vlm.conversations import ConversationEncoder, make_inputs
 from tools.zoo.vlm.families import FAMILIES, ZooFamily
 from tools.zoo.vlm.lookups import iterate_lookups
 from tools.zoo.vlm.processors import request_processor
 from tools.zoo.vlm.train import copy_text_layers, save
-from tools.zoo.vlm.training import logits_of
+from tools.zoo.vlm.training import answer_loss
 
 ABOUT = """\
 Answers requests of six kinds about the Scene world of the `mmspec` zoo: short questions, digits in
@@ -180,17 +179,9 @@ def train_on_conversations(
 ) -> None:
     """Train the whole model on the tokens of all answers, with the weights (V,) of the words."""
 
-    def loss_of(batch: Batch) -> Tensor:
-        logits = logits_of(model, family, batch)[:, :-1]
-        return functional.cross_entropy(
-            logits.float().flatten(0, 1),
-            batch.labels[:, 1:].flatten(),
-            weight=weights,
-            ignore_index=IGNORED,
-        )
-
+    loss = answer_loss(model, family, weights)
     matrices, others = split_parameters(model.get_decoder().layers, model.parameters())
-    fit(others, batches, loss_of, stage.decay, "requests", course, matrices, floor=0.02)
+    fit(others, batches, loss, stage.decay, "requests", course, matrices, floor=0.02)
 
 
 def weight_words(tokenizer: Any, weight: float) -> Tensor:  # -> (V,)

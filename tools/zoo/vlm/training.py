@@ -111,6 +111,23 @@ def logits_of(
     return logits
 
 
+def answer_loss(
+    model: PreTrainedModel, family: ZooFamily | None, weights: Tensor
+) -> Callable[[Batch], Tensor]:
+    """Return the cross entropy of the answers of a batch, with the weights (V,) of the words."""
+
+    def loss_of(batch: Batch) -> Tensor:
+        logits = logits_of(model, family, batch)[:, :-1]
+        return functional.cross_entropy(
+            logits.float().flatten(0, 1),
+            batch.labels[:, 1:].flatten(),
+            weight=weights,
+            ignore_index=IGNORED,
+        )
+
+    return loss_of
+
+
 def vision_parameters(model: PreTrainedModel) -> list[nn.Parameter]:
     """Return all parameters outside the text model."""
     named = model.named_parameters()

@@ -11,8 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from torch import Tensor
-from torch.nn import functional
 from transformers import PreTrainedModel
 
 from mmspec.modalities.vlm.verdicts import PROMPTS, SMALL, measure_accuracy
@@ -29,7 +27,7 @@ from mmspec.zoo.catalogue import path
 from mmspec.zoo.language import write
 from mmspec.zoo.scene_tensors import render_pixels
 from mmspec.zoo.training import load_teacher, save_on_exit
-from tools.zoo.vlm.batches import IGNORED, Batch, Encoder, Sample, group_by_length, iterate_scenes
+from tools.zoo.vlm.batches import Batch, Encoder, Sample, group_by_length, iterate_scenes
 from tools.zoo.vlm.distillation import generate_responses
 from tools.zoo.vlm.families import FAMILIES
 from tools.zoo.vlm.processors import request_processor
@@ -37,7 +35,7 @@ from tools.zoo.vlm.requests import weight_words
 from tools.zoo.vlm.systems.pool import default_folder
 from tools.zoo.vlm.train import PLANS as TARGETS
 from tools.zoo.vlm.train import save
-from tools.zoo.vlm.training import logits_of
+from tools.zoo.vlm.training import answer_loss
 
 ABOUT = f"""\
 The judge of Speculative Verdict (`mmspec.modalities.vlm.consensus`): it reads a question about a
@@ -86,19 +84,11 @@ def train(
     model.requires_grad_(False)
     layers.requires_grad_(True)
     matrices, others = split_parameters(layers, layers.parameters())
-
-    def loss_of(batch: Batch) -> Tensor:
-        logits = logits_of(model, family, batch)[:, :-1]
-        return functional.cross_entropy(
-            logits.float().flatten(0, 1),
-            batch.labels[:, 1:].flatten(),
-            weight=weights,
-            ignore_index=IGNORED,
-        )
+    loss = answer_loss(model, family, weights)
 
     with save_on_exit(lambda: save(model, processor, folder, sees=True)):
         batches = iterate_verdicts(cases, encoder, seed)
-        fit(others, batches, loss_of, DECAY, "verdicts", run, matrices, floor=0.02)
+        fit(others, batches, loss, DECAY, "verdicts", run, matrices, floor=0.02)
     return {
         "steps": run.limit_steps(DECAY.steps),
         "questions": len(cases),
