@@ -101,6 +101,21 @@ def test_a_draft_of_other_rows_is_retired_and_changes_nothing() -> None:
     assert "the draft has 1 rows, the context 2" in out.stats.fallback
 
 
+@pytest.mark.parametrize("token", [-1, 10_000])
+@pytest.mark.parametrize("batch", [1, 2])
+def test_tokens_that_the_target_does_not_have_are_one_error(token: int, batch: int) -> None:
+    class Beyond(Drafter):
+        kinds = (Kind.DET,)
+
+        def propose(self, context: Any, state: None) -> Draft:
+            return Draft.chain(torch.tensor([[1, token]] * context.batch), Kind.DET)
+
+    model, request = toys.model("llama"), toys.inputs("llama", batch=batch)
+    fast = mmspec.accelerate(model, "coupled", drafter=Beyond())
+    with pytest.raises(ValueError, match=f"proposed token {token}, but the target has "):
+        fast.generate(**request, max_new_tokens=ROOM, do_sample=False)
+
+
 @pytest.mark.parametrize(("error", "step"), covering(FAILURES, STEPS, strength=1))
 def test_a_drafter_that_fails_is_retired_with_one_warning(
     step: str, error: BaseException, caplog: pytest.LogCaptureFixture

@@ -40,6 +40,7 @@ from mmspec.targets.readers.visual import encode_media
 from mmspec.targets.tokens.context import (
     Context,
     Request,
+    check_drafted,
     count_pending,
     longest_prompt,
     make_prefix,
@@ -228,9 +229,13 @@ class CausalTarget:
         with ExitStack() as stack:
             for noted in layers.values():
                 stack.enter_context(noted)
-            logits, hidden = self.backbone.read(
-                memory, layout, hidden="hidden" in self.required_features
-            )
+            try:
+                logits, hidden = self.backbone.read(
+                    memory, layout, hidden="hidden" in self.required_features
+                )
+            except IndexError:
+                check_drafted(draft, context.vocabulary)
+                raise
         features = {} if hidden is None else {"hidden": hidden}
         fill_states(layers.values(), memory)
         features |= {name: noted.offer(draft.nodes + 1) for name, noted in layers.items()}

@@ -221,6 +221,16 @@ def check_inputs(
     _check_mask("attention_mask", given.get("attention_mask"))
 
 
+def check_drafted(draft: Draft, vocabulary: int) -> None:
+    """Refuse drafted tokens outside the target's vocabulary. Raises ValueError."""
+    wrong = (draft.tokens < 0) | (draft.tokens >= vocabulary)
+    if bool(wrong.any()):
+        raise ValueError(
+            f"the drafter proposed token {draft.tokens[wrong][0].item()}, but the target has "
+            f"{vocabulary} tokens; propose its ids, and any of them where the mask hides a node"
+        )
+
+
 def check_drafter_inputs(
     given: Any, known: Collection[str] | None, batch: int
 ) -> Mapping[str, Any]:
