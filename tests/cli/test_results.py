@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -102,9 +103,12 @@ def test_sections_that_are_not_measured_are_kept(tmp_path: Path) -> None:
 
     make({"vlm": "old", "mar": "old"}, "busy").write(tmp_path / "a.md", None, {})
     before = read_page(tmp_path / "a.json")
-    page = keep_sections(before, make({"vlm": "new", "mar": "not measured"}), {"vlm"})
+    new = make({"vlm": "new", "mar": "not measured"})
+    page = keep_sections(before, new, {"vlm"})
     assert [one.about for one in page.sections] == ["new", "old"]
     assert (page.command, page.note) == ("run 4\nrun 0", "busy")
+    again = keep_sections(replace(page, command="run 4\nrun 0\nrun 4"), new, {"vlm"})
+    assert again.command == "run 4\nrun 0"
     page.write(tmp_path / "b.md", before, {})
     assert read_page(tmp_path / "b.json") == page
     with pytest.raises(ValueError, match="lacks the section tts; measure it too"):

@@ -125,8 +125,8 @@ def count_repeated(before: Page, page: Page) -> int:
 def keep_sections(before: Page, page: Page, measured: Collection[str]) -> Page:
     """The page with the sections of an earlier run where they were not `measured` again.
 
-    It lists the commands of both, and has the note of the earlier one if it has none. Raises
-    ValueError if a section is on neither.
+    It lists the commands of both, each once, and has the note of the earlier one if it has none.
+    Raises ValueError if a section is on neither.
     """
     known = {one.name: one for one in before.sections}
     missing = [one.name for one in page.sections if one.name not in {*measured, *known}]
@@ -136,7 +136,8 @@ def keep_sections(before: Page, page: Page, measured: Collection[str]) -> Page:
         )
     sections = tuple(one if one.name in measured else known[one.name] for one in page.sections)
     table = page.categories if VLM in measured else before.categories
-    command = f"{before.command}\n{page.command}"
+    earlier = [one for one in before.command.splitlines() if one != page.command]
+    command = "\n".join((*dict.fromkeys(earlier), page.command))
     return Page(sections, command, table, page.note or before.note)
 
 
