@@ -48,7 +48,8 @@ RANK = {room: rank for rank, rooms in enumerate(FLOORS) for room in rooms}
 MEASURING = (
     *("checkpoints", "formatting", "doctor", "doctor_tokens", "sheets", "clips"),
     *("round_maps", "rendering", "quality", "audio_quality"),
-    *("training_data", "consensus", "verdicts", "video_rag", "measures", "page_drafts"),
+    *("training_data", "consensus", "verdicts", "video_rag", "document_answers", "measures"),
+    "page_drafts",
     *("tiny_models", "certificates", "mixture", "sample_tests", "row_costs", "image_distance"),
     *("survey", "tiny_configs", "tiny_requests", "serving", "conversation"),
     *("tiny_networks", "tiny_text", "tiny_pipelines", "noise_replay"),

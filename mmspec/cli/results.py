@@ -17,7 +17,7 @@ from mmspec.accelerated import Accelerated
 from mmspec.bench.plots import plot_section
 from mmspec.bench.results import categories
 from mmspec.bench.results.categories import CategoryTable
-from mmspec.bench.results.lines import Line, lines_of, rank, unbuilt
+from mmspec.bench.results.lines import Line, lines_of, rank
 from mmspec.bench.results.page import (
     VLM,
     Page,
@@ -28,7 +28,7 @@ from mmspec.bench.results.page import (
     read_page,
 )
 from mmspec.bench.results.records import Effort, Record, Store, describe
-from mmspec.bench.results.systems import Job, System, plan, read_groups, read_systems, select
+from mmspec.bench.results.systems import Job, System, plan, read_groups, select
 from mmspec.cli import models
 from mmspec.cli.bench import AUTO, workload
 from mmspec.cli.options import ModelOptions
@@ -222,15 +222,10 @@ def _sections(
         mine = [job for job in jobs if job.group.name == group.name]
         model = mine[0].group.model
         own = [line for line in lines if line.section == group.name]
-        own += [unbuilt(one, mine[0].group) for one in _unbuilt(group.name)]
         records = [store.find(describe(job, effort)) for job in mine]
         about = next((_about(one) for one in records if one is not None), "not measured")
         found.append(Section(group.name, group.title, model, about, tuple(rank(own))))
     return tuple(found)
-
-
-def _unbuilt(group: str) -> list[Any]:
-    return [one for one in read_systems() if one.group == group and not (one.recipe or one.study)]
 
 
 def _about(record: Record) -> str:

@@ -118,9 +118,8 @@ def summary(name: str) -> str:
 
 def describe(name: str) -> dict[str, Any]:
     """A recipe as plain data, from the index if its entry is up to date, else from its module."""
-    _module(name)  # raises for unknown names
-    entry = _index().get(name)
-    if entry is None or name not in own_names() or entry.get("sha256") != _digest(_file(name)):
+    package, entry = _module(name).rpartition(".")[0], _index().get(name)
+    if entry is None or package != __name__ or entry.get("sha256") != _digest(_file(name)):
         return describe_module(name)
     return {key: value for key, value in entry.items() if key != "sha256"}
 

@@ -71,6 +71,11 @@ def write_clip_text(
             return spell(prompt), spell(answer), facts
 
 
+def write_motion(scene: MovingScene, thing: int) -> tuple[str, Fact]:
+    """Return what a thing does ("goes right from top left to top", "stays at center"), a fact."""
+    return _format_motion(scene, thing, "goes"), _fact(scene, thing)
+
+
 @cache  # describes 1500 clips
 def clip_words() -> tuple[str, ...]:
     """Return every word of prompts and answers about clips, in alphabetical order."""
@@ -200,8 +205,8 @@ def _where(scene: MovingScene, generator: np.random.Generator) -> tuple[str, str
     thing = int(generator.integers(len(scene.things)))
     name = _name(scene.things[thing])
     prompt = _pick(generator, f"where does the {name} go?", f"what does the {name} do?")
-    answer = f"the {format_thing(scene.things[thing])} {_format_motion(scene, thing, 'goes')}."
-    return prompt, answer, (_fact(scene, thing),)
+    motion, fact = write_motion(scene, thing)
+    return prompt, f"the {format_thing(scene.things[thing])} {motion}.", (fact,)
 
 
 def _first_or_last(

@@ -5,15 +5,15 @@
     found = speculate_from_documents(drafter, verifier, question, clip, documents, align)
 
 VideoSpeculateRAG / FastV-RAG (Li and Liu 2026, arXiv 2601.01513). A small model answers once per
-retrieved document, in one batch; the large one predicts Yes or No for each answer. This is not a
-recipe: drafts are whole answers. Lossy: the output is an answer of the small model. The wording of
-the prompts is reconstructed.
+retrieved document, in one batch; the large one predicts Yes or No for each answer, all of them as
+branches after one reading of the clip. This is not a recipe: drafts are whole answers. Lossy: the
+output is an answer of the small model. The wording of the prompts is reconstructed.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,8 +24,13 @@ from torch.nn import functional
 from torchvision.transforms.functional import rgb_to_grayscale, to_pil_image
 
 from mmspec.api import accelerate
+from mmspec.draft import Draft, Kind
 from mmspec.modalities.common import formatting
 from mmspec.modalities.vlm.clips import VideoClip
+from mmspec.modalities.vlm.formatting import format_chat
+from mmspec.targets.memory import build_block
+from mmspec.targets.readers.check import check
+from mmspec.targets.tokens.context import cut_tokens
 
 DRAFT = (
     "{question}\nEvidence: {document}\nAnswer in three lines.\n"
@@ -199,21 +204,73 @@ def _generate_drafts(
 def _decisions(
     formatter: Any, question: str, clip: VideoClip, drafts: Sequence[DocumentDraft]
 ) -> tuple[Tensor, Tensor]:  # (n,), (n,)
-    """Return P(Yes) and P(No) of every draft, from one prefill of the large model."""
+    """Return P(Yes) and P(No) of every draft.
+
+    The large model reads the clip and the question once, then all drafts as branches of one block;
+    if it reads no trees, prompts of a batch.
+    """
     prompts = [
         JUDGE.format(question=question, **{name: getattr(one, name) for name in FIELDS})
         for one in drafts
     ]
-    inputs = _without(formatter.request(prompts, videos=[clip] * len(prompts)), formatter.sampling)
     reader = accelerate(formatter.model, "plain").session.bound.backbone
-    _, logits, _ = reader.prefill(inputs, extra_slots=1)
+    logits = _read_branches(reader, formatter, prompts, clip) if reader.reads_trees else None
+    if logits is None:
+        _, logits, _ = reader.prefill(_make_inputs(formatter, prompts, clip), extra_slots=1)
     distribution = logits.double().softmax(-1)
     yes, no = (distribution[:, _first_token(formatter, word)] for word in ("Yes", "No"))
     return yes, no
 
 
-def _without(request: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in request.items() if name not in names}
+def _read_branches(
+    reader: Any, formatter: Any, prompts: Sequence[str], clip: VideoClip
+) -> Tensor | None:  # (n, V)
+    """Next-token logits of prompts about a clip that begin with the same words.
+
+    The clip and those are read once, as are equal prompts. None if the prompts differ before the
+    end of the clip, and if the model would misread branches.
+    """
+    inputs = _make_inputs(formatter, prompts[:1], clip)
+    ids = inputs["input_ids"][0].tolist()
+    tokenizer = formatting.get_tokenizer(formatter.processor)
+    texts = [format_chat(formatter.processor, prompt, ["video"]) for prompt in prompts]
+    suffixes = _suffixes(tokenizer(texts).input_ids)  # the clip is one token in these
+    shared = len(ids) - len(suffixes[0])
+    seen = {token for suffix in suffixes for token in suffix}
+    if shared < 2 or tuple(ids[shared:]) != suffixes[0] or seen & {*reader.placeholder_ids}:
+        return None
+    inputs = cut_tokens(inputs, shared - 1)
+    memory, logits, _ = reader.prefill(inputs, extra_slots=1 + sum(map(len, suffixes)))
+    try:
+        if check(reader, inputs, memory, logits, uses_trees=True):
+            return None
+    except ValueError:
+        return None
+    tokens, parents, ends = list[int](), list[int](), dict[tuple[int, ...], int]()
+    for suffix in dict.fromkeys(suffixes):
+        parents += [-1, *range(len(tokens), len(tokens) + len(suffix) - 1)]
+        tokens += suffix
+        ends[suffix] = len(tokens)
+    nodes, above = (torch.tensor([one], device=reader.device) for one in (tokens, parents))
+    real = torch.ones_like(nodes, dtype=torch.bool)
+    draft = Draft(nodes, above, real, Kind.DET, padded=False)
+    read, _ = reader.read(memory, build_block([ids[shared - 1 : shared]], draft, memory.like))
+    found: Tensor = read[0, [ends[suffix] for suffix in suffixes]]
+    return found
+
+
+def _suffixes(rows: Sequence[Sequence[int]]) -> list[tuple[int, ...]]:
+    """What follows the tokens that all rows have in common; at least one of each."""
+    shortest = min(map(len, rows)) - 1
+    differ = (at for at in range(shortest) if len({row[at] for row in rows}) > 1)
+    shared = next(differ, shortest)
+    return [tuple(row[shared:]) for row in rows]
+
+
+def _make_inputs(formatter: Any, prompts: Sequence[str], clip: VideoClip) -> dict[str, Any]:
+    """The inputs of prompts about a clip, without settings of generation."""
+    request = formatter.request(prompts, videos=[clip] * len(prompts))
+    return {name: value for name, value in request.items() if name not in formatter.sampling}
 
 
 def _first_token(formatter: Any, word: str) -> int:

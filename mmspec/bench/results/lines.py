@@ -89,11 +89,6 @@ def _baselines(job: Job, record: Record) -> list[Line]:
     return [replace(one, name=f"{one.name}, {job.model}") for one in made]
 
 
-def unbuilt(system: System, group: Group) -> Line:
-    """The line of a system without a recipe."""
-    return Line(group.name, system.name, group.model, **_reported(system), note=system.without)
-
-
 def rank(lines: Sequence[Line]) -> list[Line]:
     """Sort a section by speed; lines whose spreads overlap share ranks, as in "2-4"."""
     timed = [one for one in lines if one.speed is not None]

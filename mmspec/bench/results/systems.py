@@ -58,8 +58,8 @@ class System:
     best: float | None = None  # upper end of the headline; None = it has no figure
     of: str | None = None  # what the figure is, if not speed over plain decoding
     differs: str | None = None  # one of `lines.DIFFERS`
-    without: str | None = None  # why there is no recipe
-    study: str | None = None  # module that measures a system without one: `measure`
+    study: str | None = None  # module that measures a system without a recipe: `measure`
+    without: str | None = None  # why it has none
     small: Sequence[str] = ()  # models that the study asks beside `model`
     options: Mapping[str, Any] = field(default_factory=dict)  # of a row beside the defaults
 
@@ -139,7 +139,7 @@ def _read() -> dict[str, Any]:
 def plan(vlm_model: str | None = None) -> list[Job]:
     """All measurements: of each section the baselines on each target, then the systems.
 
-    Studies come last; with another vision-language target there are none.
+    Studies come last; with another vision-language target that section has none.
     """
     jobs: list[Job] = []
     for group in read_groups().values():
@@ -157,7 +157,7 @@ def plan(vlm_model: str | None = None) -> list[Job]:
             settings = group.settings if target == group.model else {}
             assert one.recipe is not None
             jobs.append(Job(one.name, group, target, (one.recipe,), settings, one))
-        for one in studies if vlm_model is None else ():  # of models of its own
+        for one in () if group.models == (vlm_model,) else studies:  # of models of its own
             jobs.append(Job(one.name, group, one.model or group.model, (), {}, one))
     return jobs
 

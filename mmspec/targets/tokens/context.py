@@ -310,18 +310,36 @@ def append_tokens(reader: Any, inputs: Mapping[str, Any], ids: Tensor) -> dict[s
     longer = {name: value for name, value in inputs.items() if name != "position_ids"}
     has_ids = inputs.get("input_ids") is not None
     prompt = inputs["input_ids" if has_ids else "inputs_embeds"]
-    for name, value in longer.items():
-        if not isinstance(value, Tensor) or value.dim() < 2 or name.startswith(BESIDE):
-            continue
-        is_feature = value.dim() > 2 and value.is_floating_point()
-        if value.shape[:2] == prompt.shape[:2] and not is_feature:
-            last = value[:, -1:].expand(-1, ids.shape[1], *value.shape[2:])
-            longer[name] = torch.cat((value, last), 1)
+    for name in _per_token_names(longer, prompt):
+        value = longer[name]
+        last = value[:, -1:].expand(-1, ids.shape[1], *value.shape[2:])
+        longer[name] = torch.cat((value, last), 1)
     if has_ids:
         longer["input_ids"] = torch.cat((prompt, ids), 1)
     else:
         longer["inputs_embeds"] = torch.cat((prompt, reader.embed(ids).to(prompt)), 1)
     return longer
+
+
+def cut_tokens(inputs: Mapping[str, Any], length: int) -> dict[str, Any]:
+    """The first `length` tokens of a prompt, with its images and audio unchanged."""
+    shorter = {name: value for name, value in inputs.items() if name != "position_ids"}
+    for name in _per_token_names(shorter, inputs["input_ids"]):
+        shorter[name] = shorter[name][:, :length]
+    return shorter
+
+
+def _per_token_names(inputs: Mapping[str, Any], prompt: Tensor) -> list[str]:
+    """Inputs with one value per token of a prompt; no features, even if they are as many."""
+    return [
+        name
+        for name, value in inputs.items()
+        if isinstance(value, Tensor)
+        and value.dim() >= 2
+        and not name.startswith(BESIDE)
+        and value.shape[:2] == prompt.shape[:2]
+        and not (value.dim() > 2 and value.is_floating_point())
+    ]
 
 
 def _check_mask(name: str, mask: Tensor | None) -> None:

@@ -39,8 +39,9 @@ def test_every_system_with_a_recipe_is_measured_and_every_target_has_baselines()
         one.name
         for group in read_groups()
         for one in sorted(read_systems(), key=lambda one: one.recipe is None)
-        if one.group == group and (one.recipe or one.study)
+        if one.group == group
     ]
+    assert all((one.recipe is None) == (one.study is not None) for one in read_systems())
     targets = {(job.group.name, job.model) for job in jobs if job.system is None or job.recipes}
     assert {(j.group.name, j.model) for j in jobs if j.is_baselines} == targets
     assert all(job.peers for job in jobs if job.is_baselines)
@@ -49,16 +50,23 @@ def test_every_system_with_a_recipe_is_measured_and_every_target_has_baselines()
     assert not next(job for job in jobs if job.name == "ASD").peers
 
 
-def test_a_study_is_measured_with_its_own_models_and_found_by_all_of_their_weights() -> None:
-    (job,) = [job for job in plan() if job.system is not None and job.system.study]
-    assert (job.name, job.recipes, job.runners, job.peers) == ("SV", (), ("SV",), False)
+@pytest.mark.parametrize(
+    ("name", "small"), [("SV", SMALL), ("VideoSpeculateRAG", ("zoo:video-rag-drafter",))]
+)
+def test_a_study_is_measured_with_its_own_models_and_found_by_all_of_their_weights(
+    name: str, small: tuple[str, ...]
+) -> None:
+    jobs = [job for job in plan() if job.system is not None and job.system.study]
+    job = next(job for job in jobs if job.name == name)
+    assert (job.recipes, job.runners, job.peers, len(jobs)) == ((), (name,), False, 2)
     assert job.system is not None
-    assert job.system.small == SMALL
+    assert job.system.small == small
     found = describe(job, Effort())
-    assert {*found["weights"]} == {job.model, *SMALL}
-    assert found["drafters"] == {"SV": ", ".join(SMALL)}
-    assert select(plan(), None, ["sv"]) == [job]
-    assert "SV" not in {job.name for job in plan("zoo:qwen2.5-vl")}
+    assert {*found["weights"]} == {job.model, *small}
+    assert found["drafters"] == {name: ", ".join(small)}
+    assert select(plan(), None, [name.lower()]) == [job]
+    others = {one.name for one in plan("zoo:qwen2.5-vl")}
+    assert (name in others) == (job.group.name != "vlm")
 
 
 def test_options_of_a_row_are_those_of_its_recipe() -> None:

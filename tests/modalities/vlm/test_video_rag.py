@@ -11,6 +11,7 @@ from PIL import Image
 from torch.nn import functional
 from transformers import CLIPConfig, CLIPModel
 
+from mmspec.api import accelerate
 from mmspec.modalities.vlm import LanguageSettings, clips, video_rag
 from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.modalities.vlm.plug import load
@@ -131,6 +132,79 @@ def test_a_verdict_is_that_of_a_whole_forward(formatter: Any, clip: Any) -> None
     words = formatter.processor.tokenizer
     expected = [float(distribution[words.convert_tokens_to_ids(word)]) for word in ("yes", "no")]
     assert [float(yes), float(no)] == pytest.approx(expected, rel=1e-4)
+
+
+def test_drafts_are_judged_as_branches_after_one_reading_of_the_clip(
+    formatter: Any, clip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As prompts of a batch, which a model without trees reads; equal drafts are read once."""
+    answers = ("yes", "it is in the center, and it is large", "yes", "no")
+    drafts = [DocumentDraft("", "", "a star", "it is there", one) for one in answers]
+    reader = accelerate(formatter.model, "plain").session.bound.backbone
+    prefills, blocks = list[Any](), list[Any]()
+
+    def note(calls: list[Any], method: Any, length: Any) -> Any:
+        def call(*args: Any, **settings: Any) -> Any:
+            calls.append(length(args))
+            return method(*args, **settings)
+
+        return call
+
+    kind = type(reader)
+    monkeypatch.setattr(video_rag, "check", lambda *_, **__: False)
+    monkeypatch.setattr(
+        kind, "prefill", note(prefills, kind.prefill, lambda args: args[1]["input_ids"].shape)
+    )
+    monkeypatch.setattr(kind, "read", note(blocks, kind.read, lambda args: args[2].length))
+    found = torch.stack(video_rag._decisions(formatter, "what is there?", clip, drafts))
+    (own,) = prefills
+    assert own[0] == 1
+    (block,) = blocks
+    monkeypatch.setattr(kind, "reads_trees", False)
+    batched = torch.stack(video_rag._decisions(formatter, "what is there?", clip, drafts))
+    assert len(blocks) == 1
+    _, (rows, length) = prefills
+    assert rows == 4
+    assert block < 3 * (length - own[1])  # three answers, as one comes twice, two of them shorter
+    torch.testing.assert_close(found, batched, rtol=1e-4, atol=1e-7)
+    assert found[:, 0].equal(found[:, 2])
+    assert not found[:, 0].allclose(found[:, 3])
+
+
+def test_branches_begin_after_the_clip(formatter: Any, clip: Any) -> None:
+    """Prompts whose tokens before its end are others are read in a batch."""
+    reader = accelerate(formatter.model, "plain").session.bound.backbone
+    prompts = ["what is there?", "what is there now?"]
+    assert video_rag._read_branches(reader, formatter, prompts, clip) is not None
+    chat = formatter.processor.chat_template
+    last = (
+        "{% for message in messages %}{{ message['content'][1]['text'] }}{% endfor %}<|video_pad|>"
+    )
+    formatter.processor.chat_template = last
+    try:
+        assert video_rag._read_branches(reader, formatter, prompts, clip) is None
+    finally:
+        formatter.processor.chat_template = chat
+
+
+def test_a_suffix_is_what_follows_the_same_tokens() -> None:
+    assert video_rag._suffixes([[1, 2, 3], [1, 2, 4, 5]]) == [(3,), (4, 5)]
+    assert video_rag._suffixes([[1, 2, 3], [1, 2]]) == [(2, 3), (2,)]  # none is empty
+    assert video_rag._suffixes([[1, 2], [1, 2]]) == [(2,), (2,)]
+
+
+def test_branches_that_the_model_would_misread_are_read_in_a_batch(
+    formatter: Any, clip: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    draft = DocumentDraft("", "", "a star", "it is there", "yes")
+    wanted = torch.stack(video_rag._decisions(formatter, "what is there?", clip, [draft]))
+
+    def refuse(*_: Any, **__: Any) -> bool:
+        raise ValueError("reads a tree wrongly")
+
+    monkeypatch.setattr(video_rag, "check", refuse)
+    found = torch.stack(video_rag._decisions(formatter, "what is there?", clip, [draft]))
+    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-7)
 
 
 def test_subjects_are_aligned_with_key_frames(formatter: Any, clip: Any) -> None:
