@@ -50,10 +50,11 @@ def test_targets_are_deep(name: Any) -> None:
 def test_drafters_are_shallow_and_share_the_words_of_their_target(name: Any) -> None:
     config = zoo.load(name).config.get_text_config()
     target = zoo.info(name).target
-    assert config.num_hidden_layers <= 2
-    assert config.vocab_size == zoo.load(target).config.get_text_config().vocab_size  # type: ignore[arg-type]
-    ours, theirs = (get_tokenizer(zoo.processor(one)) for one in (name, target))  # type: ignore[arg-type]
-    assert ours.get_vocab() == theirs.get_vocab()
+    theirs: Any = zoo.load(target).config.get_text_config()  # type: ignore[arg-type]
+    assert config.num_hidden_layers <= theirs.num_hidden_layers / 4
+    assert config.vocab_size == theirs.vocab_size
+    ours, words_of = (get_tokenizer(zoo.processor(one)) for one in (name, target))  # type: ignore[arg-type]
+    assert ours.get_vocab() == words_of.get_vocab()
 
 
 @pytest.mark.parametrize("name", TARGETS)
