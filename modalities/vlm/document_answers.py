@@ -18,11 +18,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from mmspec.api import accelerate
+from mmspec.bench.answers import measure_answers, report_facts, wrap_answer
 from mmspec.bench.compare import PLAIN, Comparison
-from mmspec.bench.reporting import Progress, describe_environment, silent
-from mmspec.bench.row import Measurements, Row, make_row, measure_qualities
-from mmspec.bench.timing import time_runners
-from mmspec.bench.workload import fact_accuracy
+from mmspec.bench.reporting import Progress, silent
 from mmspec.modalities.common.formatting import get_tokenizer
 from mmspec.modalities.vlm import LanguageSettings, clips
 from mmspec.modalities.vlm.formatting import LanguageFormatter
@@ -34,14 +32,14 @@ from mmspec.modalities.vlm.video_rag import (
     select,
     speculate_from_documents,
 )
-from mmspec.modality import Runner, RunResult, Workload
+from mmspec.modality import Runner, RunResult
 from mmspec.zoo.clip_documents import DocumentQuestion, document_questions
 from mmspec.zoo.clip_questions import score_clip
 
 NAME = "VideoSpeculateRAG"
 QUESTIONS = 120
 _MAX_NEW_TOKENS = 64
-_SEED = 5  # of the questions, added to that of the measurement
+SEED = 5  # of the questions, added to that of the measurement
 _BAND = 0.3  # delta of the released code
 
 
@@ -71,7 +69,7 @@ class TowerAlignment:
 
 
 @dataclass(frozen=True)
-class Models:
+class DocumentModels:
     """The large model and the small one, as formatters, and the alignment."""
 
     large: Any
@@ -87,7 +85,7 @@ class Models:
 
 
 @dataclass(frozen=True)
-class Direct(Runner):
+class DirectAnswer(Runner):
     """One question at a time, answered by one model from all documents."""
 
     formatter: Any
@@ -97,26 +95,26 @@ class Direct(Runner):
         prompt = DRAFT.format(question=asked.example.prompt, document=" ".join(asked.documents))
         inputs = self.formatter.request([prompt], videos=[read_clip(asked)])
         out = accelerate(self.formatter.model, "plain").generate(**inputs)
-        return _result(parse_fields(self.formatter.text(out))["answer"])
+        return wrap_answer(parse_fields(self.formatter.text(out))["answer"])
 
 
 @dataclass(frozen=True)
-class Speculative(Runner):
+class SpeculativeAnswer(Runner):
     """One question at a time, by VideoSpeculateRAG."""
 
-    models: Models
+    models: DocumentModels
 
     def run(self, request: Mapping[str, Any], seed: int) -> RunResult:
-        return _result(self.models.speculate(request["asked"]).answer)
+        return wrap_answer(self.models.speculate(request["asked"]).answer)
 
 
-# names and rules (reliability, alignment, seed -> draft) of selections that share the same drafts
+# rules (reliability, alignment, seed -> draft) of selections among the same drafts
 _Rule = Callable[[Tensor, Tensor, int], int]
 _RULES: Mapping[str, _Rule] = {
     NAME: lambda reliability, alignment, _: select(reliability, alignment, _BAND),
-    f"{NAME}, delta=0": lambda reliability, alignment, _: select(reliability, alignment, 0.0),
-    f"{NAME}, delta=1": lambda reliability, alignment, _: select(reliability, alignment, 1.0),
-    f"{NAME}, one at random": lambda reliability, _, seed: int(
+    "delta=0": lambda reliability, alignment, _: select(reliability, alignment, 0.0),
+    "delta=1": lambda reliability, alignment, _: select(reliability, alignment, 1.0),
+    "one at random": lambda reliability, _, seed: int(
         np.random.default_rng((seed, 20)).integers(len(reliability))
     ),
 }
@@ -139,10 +137,8 @@ def measure(
     """
     (name,) = small
     models = make_models(large, name)
-    runners: dict[str, Runner] = {PLAIN: Direct(models.large), NAME: Speculative(models)}
-    asked = document_questions(max(questions, timed), "held-out", seed + _SEED)
-    requests = [{"asked": one} for one in asked[:timed]]
-    timings = time_runners(runners, requests, repeats, seed=seed, progress=progress).timings
+    runners = {PLAIN: DirectAnswer(models.large), NAME: SpeculativeAnswer(models)}
+    asked = document_questions(max(questions, timed), "held-out", seed + SEED)
     judged = answer_all(models, asked[:questions], seed, progress)
 
     def facts(results: Sequence[RunResult]) -> list[tuple[int, int]]:
@@ -151,69 +147,45 @@ def measure(
             for one, result in zip(asked, results, strict=False)
         ]
 
-    work = Workload(requests, runners[PLAIN], lambda fast: fast, qualities=(fact_accuracy(facts),))
-    found = Measurements(work, timings, judged, PLAIN, None)
-    return Comparison(
-        model=large,
-        modality="vlm",
-        rows=[make_row(one, found) for one in runners],
-        baselines=[
-            Row(one, exact=False, qualities=measure_qualities(found, one))
-            for one in judged
-            if one not in runners
-        ],
-        controls=[],
-        requests=timed,
-        repeats=repeats,
-        judged=questions,
-        batch=1,
-        settings={},
-        peak_memory_bytes=0,
-        environment=describe_environment(torch.device("cpu"), 1),
-    )
+    requests = [{"asked": one} for one in asked[:timed]]
+    return measure_answers(large, "vlm", runners, requests, judged, facts, repeats, seed, progress)
 
 
 def measure_accuracy(large: str, small: str, count: int) -> dict[str, float]:
     """Shares of facts right of all ways to answer `count` held-out questions, with their errors."""
-    found, report = measure(large, (small,), 1, questions=count), dict[str, float]()
-    for row in (*found.rows[::-1], *found.baselines):
-        _, _, own = row.recipe.partition(", ")
-        name = {PLAIN: "plain", NAME: "VideoSpeculateRAG"}.get(row.recipe, own)
-        facts = row.qualities["facts right"]
-        report[f"facts of {name}"] = round(facts["value"] or 0.0, 4)
-        report[f"error of {name}"] = round(facts["error"] or 0.0, 4)
-    return report
+    return report_facts(measure(large, (small,), 1, questions=count))
 
 
-def make_models(large: str, small: str) -> Models:
+def make_models(large: str, small: str) -> DocumentModels:
     """Load both models."""
     first, other = make_formatter(large), make_formatter(small)
-    return Models(first, other, TowerAlignment(other.model, other.processor))
+    return DocumentModels(first, other, TowerAlignment(other.model, other.processor))
 
 
 def make_formatter(name: str) -> LanguageFormatter:
-    """Load a model that answers from documents."""
-    return LanguageFormatter(name, load(name), LanguageSettings(max_new_tokens=_MAX_NEW_TOKENS))
+    """Load a model that answers from documents, in float32."""
+    settings = LanguageSettings(max_new_tokens=_MAX_NEW_TOKENS)
+    return LanguageFormatter(name, load(name, dtype=torch.float32), settings)
 
 
 def answer_all(
-    models: Models, asked: Sequence[DocumentQuestion], seed: int, progress: Progress = silent
+    models: DocumentModels,
+    asked: Sequence[DocumentQuestion],
+    seed: int,
+    progress: Progress = silent,
 ) -> dict[str, list[RunResult]]:
     """Answer all questions in all ways; every selection is of the same drafts."""
-    small = f"{models.small.source}, small model"
+    small = "small model, all documents"
     found: dict[str, list[RunResult]] = {name: [] for name in (PLAIN, *_RULES, small)}
     for at, one in enumerate(asked):
         request = {"asked": one}
-        found[PLAIN].append(Direct(models.large).run(request, seed))
-        found[small].append(Direct(models.small).run(request, seed))
+        found[PLAIN].append(DirectAnswer(models.large).run(request, seed))
+        found[small].append(DirectAnswer(models.small).run(request, seed))
         drafts = models.speculate(one).drafts
-        scores = (
-            torch.tensor([getattr(draft, name) for draft in drafts], dtype=torch.float64)
-            for name in ("reliability", "alignment")
-        )
-        reliability, alignment = scores
+        scores = [(draft.reliability, draft.alignment) for draft in drafts]
+        reliability, alignment = torch.tensor(scores, dtype=torch.float64).unbind(1)
         for name, rule in _RULES.items():
-            found[name].append(_result(drafts[rule(reliability, alignment, seed + at)].answer))
+            found[name].append(wrap_answer(drafts[rule(reliability, alignment, seed + at)].answer))
         progress("judge", at + 1, len(asked))
     return found
 
@@ -222,7 +194,3 @@ def read_clip(asked: DocumentQuestion) -> clips.VideoClip:
     """The clip of a question, all of its frames."""
     frames = asked.example.frames
     return clips.read(frames, frames=len(frames))
-
-
-def _result(text: str) -> RunResult:
-    return RunResult(None, 1, 0, exact=False, output=text)

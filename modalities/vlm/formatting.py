@@ -72,11 +72,17 @@ class LanguageFormatter:
         """Return inputs of the prompts on the model's device, padded on the left, and settings.
 
         `images` and `videos`, one per prompt, replace those of the settings; `turns` are earlier
-        ones of each conversation.
+        ones of each conversation. Raises ValueError for media that the model does not read.
         """
         if images is None and self.picture is not None:
             images = [self.picture] * len(prompts)
         videos = self.videos * len(prompts) if videos is None else videos
+        if videos:
+            _check_reads_video(self.source, self.model)
+        if images and not self.sees:
+            raise ValueError(
+                f"{self.source} is a text model and takes no image; drop it or choose another model"
+            )
         kinds = [kind for kind, given in (("image", images), ("video", videos)) if given]
         earlier: Sequence[Sequence[Exchange]] = [()] * len(prompts) if turns is None else turns
         texts = [
@@ -172,7 +178,13 @@ def _check_video(source: str, model: Any, settings: LanguageSettings) -> None:
     if settings.video is None:
         if settings.frames is not None or settings.fps is not None:
             raise ValueError("--frames and --fps need a clip; give --video, or drop them")
-    elif FRAMES not in _hf.forward_names(model):
+    else:
+        _check_reads_video(source, model)
+
+
+def _check_reads_video(source: str, model: Any) -> None:
+    """Refuse a clip for a model of images or text. Raises ValueError."""
+    if FRAMES not in _hf.forward_names(model):
         raise ValueError(
             f"{source} reads no video; drop --video, or choose a model that does, such as "
             "zoo:qwen2.5-vl"

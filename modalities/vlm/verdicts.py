@@ -16,11 +16,9 @@ import torch
 from torch import Tensor
 
 from mmspec.api import accelerate
+from mmspec.bench.answers import measure_answers, report_facts, wrap_answer
 from mmspec.bench.compare import PLAIN, Comparison
-from mmspec.bench.reporting import Progress, describe_environment, silent
-from mmspec.bench.row import Measurements, Row, make_row, measure_qualities
-from mmspec.bench.timing import time_runners
-from mmspec.bench.workload import fact_accuracy
+from mmspec.bench.reporting import Progress, silent
 from mmspec.modalities.common.formatting import get_tokenizer
 from mmspec.modalities.vlm import LanguageSettings
 from mmspec.modalities.vlm.consensus import (
@@ -32,7 +30,8 @@ from mmspec.modalities.vlm.consensus import (
 )
 from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.modalities.vlm.plug import load
-from mmspec.modality import Runner, RunResult, Workload
+from mmspec.modality import Runner, RunResult
+from mmspec.registry import ZOO
 from mmspec.zoo.facts import read_fact
 from mmspec.zoo.language import Example, examples, score
 
@@ -110,7 +109,7 @@ class Verdict(Runner):
             scores = self.panel.score(example, [*texts.values()])
             chosen = self.choice.select(scores, len(models), seed)
         prompt = self.panel.write_prompt(example, [texts[at] for at in chosen])
-        return _result(generate_answer(self.panel.judge, prompt, example.image))
+        return wrap_answer(generate_answer(self.panel.judge, prompt, example.image))
 
 
 def measure(
@@ -129,46 +128,27 @@ def measure(
     """
     asked = examples(max(questions, timed), "held-out", seed + _SEED, kind="question")
     settings = LanguageSettings(max_new_tokens=_MAX_NEW_TOKENS)
-    made = {name: LanguageFormatter(name, load(name), settings) for name in (judge, BASE, *small)}
+    names = judge, BASE, *small
+    made = {  # a folder of a path would be run in its own dtype, float16
+        name: LanguageFormatter(name, load(name, dtype=torch.float32), settings) for name in names
+    }
     panel = Panel(made[judge], [made[name] for name in small])
     runners = {one.name: Verdict(panel, one) for one in CHOICES}
-    requests = [{"example": one} for one in asked[:timed]]
-    timings = time_runners(runners, requests, repeats, seed=seed, progress=progress).timings
     judged = _answer_all(panel, made[BASE], asked[:questions], seed, progress)
 
     def facts(results: Sequence[RunResult]) -> list[tuple[int, int]]:
         return [score(one, result.output) for one, result in zip(asked, results, strict=False)]
 
-    work = Workload(requests, runners[PLAIN], lambda fast: fast, qualities=(fact_accuracy(facts),))
-    found = Measurements(work, timings, judged, PLAIN, None)
-    others = [name for name in judged if name not in runners]
-    return Comparison(
-        model=judge,
-        modality="vlm",
-        rows=[make_row(name, found) for name in runners],
-        baselines=[
-            Row(name, exact=False, qualities=measure_qualities(found, name)) for name in others
-        ],
-        controls=[],
-        requests=timed,
-        repeats=repeats,
-        judged=questions,
-        batch=1,
-        settings={},
-        peak_memory_bytes=0,
-        environment=describe_environment(torch.device("cpu"), 1),
-    )
+    requests = [{"example": one} for one in asked[:timed]]
+    return measure_answers(judge, "vlm", runners, requests, judged, facts, repeats, seed, progress)
 
 
 def measure_accuracy(judge: str, count: int) -> dict[str, float]:
     """Shares of facts right of all ways to answer `count` held-out questions, with their errors."""
-    found, report = measure(judge, SMALL, 1, questions=count), dict[str, float]()
-    for row in (*found.rows, *found.baselines):
-        name = "judge alone" if row.recipe == PLAIN else row.recipe.removeprefix("zoo:")
-        facts = row.qualities["facts right"]
-        report[f"facts of {name}"] = round(facts["value"] or 0.0, 4)
-        report[f"error of {name}"] = round(facts["error"] or 0.0, 4)
-    return report
+    report = report_facts(measure(judge, SMALL, 1, questions=count))
+    return {
+        name.replace(PLAIN, "judge alone").replace(ZOO, ""): value for name, value in report.items()
+    }
 
 
 def vote(example: Example, texts: Sequence[str], seed: int) -> str:
@@ -211,7 +191,7 @@ def _answer_all(
                 for one, some, mine in zip(asked, texts, chosen, strict=True)
             ],
         )
-    return {name: [_result(text) for text in own] for name, own in found.items()}
+    return {name: [wrap_answer(text) for text in own] for name, own in found.items()}
 
 
 def _answer_in_batches(
@@ -225,7 +205,3 @@ def _answer_in_batches(
         new = fast.generate(**request).sequences[:, request["input_ids"].shape[1] :]
         found += [text.strip() for text in tokenizer.batch_decode(new, skip_special_tokens=True)]
     return found
-
-
-def _result(text: str) -> RunResult:
-    return RunResult(None, 1, 0, exact=False, output=text)

@@ -86,12 +86,14 @@ def speculate_from_documents(
     `drafter` and `verifier` are `LanguageFormatter`s of models that read clips. Among the answers
     with a reliability within `delta` of the best one (0.3 in the released code), the one with the
     highest alignment is selected (`align`; default: 0 for all); ties go to the more reliable one,
-    then to the earlier document. `recipe` and `parts` apply to the drafter. Raises ValueError
-    without documents, for a delta outside [0, 1], and if the verifier's tokenizer lacks "Yes" or
-    "No".
+    then to the earlier document. `recipe`, one without a draft model of its own, and `parts` apply
+    to the drafter. Raises ValueError without documents, for a delta outside [0, 1], for a model
+    that reads no clips, and if the verifier's tokenizer lacks "Yes" or "No".
     """
-    if not documents:
-        raise ValueError("no document was given; give one or more, each makes one answer")
+    if not documents or isinstance(documents, str):
+        raise ValueError(
+            f"documents={documents!r}, but each of a list makes one answer; give one or more texts"
+        )
     if not 0 <= delta <= 1:
         raise ValueError(f"delta={delta}, but it bounds a difference of probabilities; give 0 to 1")
     texts = _generate_drafts(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 
 from mmspec.zoo.clip_documents import DOCUMENTS, NAMES, document_questions, write_document_question
@@ -41,7 +42,7 @@ def test_questions_are_drawn_by_their_number_and_in_any_place() -> None:
     assert 60 < moving < 120
     ((scene, number),) = sample_moving_scenes(1, "held-out", 0)
     assert write_document_question(scene, number) == found[0]
-    assert any(one != found[0] for one in (write_document_question(scene, 1 + number),))
+    assert len({write_document_question(scene, number + at).documents for at in range(4)}) == 4
 
 
 def test_wrong_things_are_often_like_one_of_the_clip() -> None:
@@ -57,8 +58,11 @@ def test_wrong_things_are_often_like_one_of_the_clip() -> None:
 
 
 def test_questions_without_documents_say_the_same_of_a_thing() -> None:
+    asked = 0
     for scene, number in sample_moving_scenes(40):
         prompt, answer, facts = write_clip_text(scene, number, "question")
-        if "does the" in prompt and "do" in prompt.rstrip("?").split()[-1]:
+        if re.match("what does the .* do|where does the .* go", prompt):
             motions = [write_motion(scene, at) for at in range(len(scene.things))]
             assert any(motion in answer and facts == (fact,) for motion, fact in motions)
+            asked += 1
+    assert asked > 5

@@ -72,7 +72,11 @@ def lines_of(job: Job, record: Record | None, why: str | None = None) -> list[Li
     if record is None:
         return [_unmeasured(job, why or "not measured yet")]
     own = [_line(job, row, record) for row in record.rows if row.recipe != PLAIN]
-    controls = [row for row in record.baselines if "," in row.recipe and row.skipped is None]
+    controls = [
+        row
+        for row in record.baselines
+        if row.skipped is None and ("," in row.recipe or not job.recipes)  # all those of a study
+    ]
     return [*own, *(_line(job, row, record, f"{job.name}: ") for row in controls)]
 
 

@@ -87,14 +87,17 @@ def test_a_study_has_lines_of_the_system_its_variants_and_controls() -> None:
     facts = {"value": 0.8, "error": 0.02, "gap": 0.05, "gap_error": 0.01}
     made = [
         Row(name, False, speedup_over_plain=speed, qualities={"facts right": facts})
-        for name, speed in (("plain", 1.0), ("SV", 0.3), ("SV, keep=2", 0.4), ("a, alone", 2.0))
+        for name, speed in (
+            *(("plain", 1.0), ("SV", 0.3), ("SV, keep=2", 0.4)),
+            *(("a, alone", 2.0), ("at random", None)),
+        )
     ]
     lines = lines_of(
-        job, Record(describe(job, Effort()), (*made[:3],), (made[3],), {}, {}, 1, 240, 0)
+        job, Record(describe(job, Effort()), (*made[:3],), (*made[3:],), {}, {}, 1, 240, 0)
     )
-    assert [line.name for line in lines] == ["SV", "SV, keep=2", "SV: a, alone"]
-    assert [line.is_system for line in lines] == [True, False, False]
-    sv, variant, control = lines
+    assert [line.name for line in lines] == ["SV", "SV, keep=2", "SV: a, alone", "SV: at random"]
+    assert [line.is_system for line in lines] == [True, False, False, False]
+    sv, variant, control, _ = lines
     assert (sv.promise, sv.speed, sv.recipe, sv.model) == ("lossy", 0.3, None, job.model)
     assert (sv.value, sv.error) == (0.8, 0.02)
     assert sv.plain_value == pytest.approx(0.75)

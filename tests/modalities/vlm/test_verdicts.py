@@ -11,6 +11,7 @@ from mmspec.modalities.vlm.consensus import speculative_verdict
 from mmspec.modalities.vlm.formatting import LanguageFormatter
 from mmspec.modalities.vlm.plug import load
 from mmspec.modalities.vlm.verdicts import BASE, CHOICES, PROMPTS, SMALL, Panel, Verdict, vote
+from mmspec.modality import RunResult
 from mmspec.registry import ZOO
 from mmspec.zoo.facts import read_fact
 from mmspec.zoo.language import examples, score, words
@@ -111,3 +112,18 @@ def test_the_row_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
         assert row.exact is False
     assert found.rows[0].speedup_over_plain == 1
     assert (found.judged, found.requests) == (2, 1)
+
+
+def test_a_folder_is_measured_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its weights are float16, and would be run so."""
+    seen = list[torch.dtype]()
+
+    def answer_all(panel: Panel, *_: object) -> dict[str, list[RunResult]]:
+        seen.extend(one.model.dtype for one in (panel.judge, *panel.small))
+        return {}
+
+    monkeypatch.setattr(verdicts, "_answer_all", answer_all)
+    monkeypatch.setattr(verdicts, "measure_answers", lambda *_: None)
+    folder = str(zoo.path(QUICK[0].removeprefix(ZOO)))
+    verdicts.measure(folder, QUICK[1:], 1, questions=1)
+    assert seen == [torch.float32] * 3

@@ -13,7 +13,7 @@ from transformers import CLIPConfig, CLIPModel
 
 from mmspec.api import accelerate
 from mmspec.modalities.vlm import LanguageSettings, clips, video_rag
-from mmspec.modalities.vlm.formatting import LanguageFormatter
+from mmspec.modalities.vlm.formatting import LanguageFormatter, format_chat
 from mmspec.modalities.vlm.plug import load
 from mmspec.modalities.vlm.video_rag import (
     ClipAlignment,
@@ -168,9 +168,13 @@ def test_drafts_are_judged_as_branches_after_one_reading_of_the_clip(
     assert block < 3 * (length - own[1])  # three answers, as one comes twice, two of them shorter
     torch.testing.assert_close(found, batched, rtol=1e-4, atol=1e-7)
     assert found[:, 0].equal(found[:, 2])
+    monkeypatch.setattr(kind, "reads_trees", True)
+    video_rag._decisions(formatter, "what is there?", clip, [*drafts, *drafts])
+    assert blocks == [block, block]
     assert not found[:, 0].allclose(found[:, 3])
 
 
+@torch.no_grad()
 def test_branches_begin_after_the_clip(formatter: Any, clip: Any) -> None:
     """Prompts whose tokens before its end are others are read in a batch."""
     reader = accelerate(formatter.model, "plain").session.bound.backbone
@@ -193,18 +197,36 @@ def test_a_suffix_is_what_follows_the_same_tokens() -> None:
     assert video_rag._suffixes([[1, 2], [1, 2]]) == [(2,), (2,)]
 
 
-def test_branches_that_the_model_would_misread_are_read_in_a_batch(
+@torch.no_grad()
+def test_branches_are_tokens_of_the_prompts_and_of_no_image(
     formatter: Any, clip: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    draft = DocumentDraft("", "", "a star", "it is there", "yes")
-    wanted = torch.stack(video_rag._decisions(formatter, "what is there?", clip, [draft]))
+    """A processor that makes other tokens, and drafts that name the placeholder of a clip."""
+    reader = accelerate(formatter.model, "plain").session.bound.backbone
+    prompts = ["what is there?", "what is <|video_pad|> there?"]
+    assert video_rag._read_branches(reader, formatter, prompts, clip) is None
+    chat = format_chat
+    monkeypatch.setattr(video_rag, "format_chat", lambda *args: f"{chat(*args)} there")
+    assert video_rag._read_branches(reader, formatter, ["a star", "two stars"], clip) is None
 
-    def refuse(*_: Any, **__: Any) -> bool:
-        raise ValueError("reads a tree wrongly")
 
-    monkeypatch.setattr(video_rag, "check", refuse)
-    found = torch.stack(video_rag._decisions(formatter, "what is there?", clip, [draft]))
-    torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-7)
+@torch.no_grad()
+@pytest.mark.parametrize("verdict", ["refused", "in its own steps"])
+def test_branches_that_the_model_would_misread_are_read_in_a_batch(
+    formatter: Any, clip: Any, monkeypatch: pytest.MonkeyPatch, verdict: str
+) -> None:
+    reader = accelerate(formatter.model, "plain").session.bound.backbone
+    prompts = ["a star", "two stars"]
+    assert video_rag._read_branches(reader, formatter, prompts, clip) is not None
+
+    def check(*_: Any, uses_trees: bool) -> bool:
+        assert uses_trees
+        if verdict == "refused":
+            raise ValueError("reads a tree wrongly")
+        return True
+
+    monkeypatch.setattr(video_rag, "check", check)
+    assert video_rag._read_branches(reader, formatter, prompts, clip) is None
 
 
 def test_subjects_are_aligned_with_key_frames(formatter: Any, clip: Any) -> None:
@@ -254,10 +276,29 @@ def test_clip_gives_cosines() -> None:
 
 @pytest.mark.parametrize(
     ("given", "says"),
-    [({"documents": []}, "no document"), ({"documents": ["a"], "delta": 1.5}, "delta=1.5")],
+    [
+        ({"documents": []}, "give one or more texts"),
+        ({"documents": "a fox"}, "documents='a fox', but each of a list"),
+        ({"documents": ["a"], "delta": 1.5}, "delta=1.5"),
+    ],
 )
 def test_invalid_requests_are_refused(
     formatter: Any, clip: Any, given: dict[str, Any], says: str
 ) -> None:
     with pytest.raises(ValueError, match=says):
         speculate_from_documents(formatter, formatter, "what is there?", clip, **given)
+
+
+@pytest.mark.parametrize("name", ["zoo:llava-drafter", "zoo:llava-text-drafter"])
+def test_models_that_read_no_clip_are_refused(formatter: Any, clip: Any, name: str) -> None:
+    other = LanguageFormatter(name, load(name), LanguageSettings(max_new_tokens=4))
+    for drafter, verifier in ((other, formatter), (formatter, other)):
+        with pytest.raises(ValueError, match=f"{name} reads no video"):
+            speculate_from_documents(drafter, verifier, "what is there?", clip, ["a star"])
+
+
+def test_a_text_model_gets_no_image() -> None:
+    name = "zoo:llava-text-drafter"
+    blind = LanguageFormatter(name, load(name), LanguageSettings())
+    with pytest.raises(ValueError, match="is a text model and takes no image"):
+        blind.request(["what is there?"], images=[Image.new("RGB", (48, 48))])

@@ -9,7 +9,12 @@ from typing import Any
 import torch
 from transformers import ProcessorMixin
 
-from mmspec.modalities.vlm.document_answers import Direct, make_formatter, measure_accuracy
+from mmspec.modalities.vlm.document_answers import (
+    SEED,
+    DirectAnswer,
+    make_formatter,
+    measure_accuracy,
+)
 from mmspec.modalities.vlm.video_rag import DRAFT, FIELDS, JUDGE, parse_fields
 from mmspec.modality import Entry
 from mmspec.registry import ZOO
@@ -106,7 +111,7 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     """Return shares of facts right of all ways to answer, or those of the small model alone."""
     if entry.target is None:
         return measure_accuracy(str(folder), f"{ZOO}{SMALL}", count)
-    small, asked = make_formatter(str(folder)), document_questions(count)
+    small, asked = make_formatter(str(folder)), document_questions(count, seed=SEED)
     ways = {
         "facts with the right document": [_only(one, one.right) for one in asked],
         "facts with a wrong document": [_only(one, one.right - 1) for one in asked],
@@ -114,7 +119,7 @@ def measure(entry: Entry, folder: Path, count: int) -> dict[str, float]:
     }
     report = {}
     for name, some in ways.items():
-        texts = [Direct(small).run({"asked": one}, 0).output for one in some]
+        texts = [DirectAnswer(small).run({"asked": one}, 0).output for one in some]
         pairs = [score_clip(one.example, text) for one, text in zip(some, texts, strict=True)]
         right, total = (sum(column) for column in zip(*pairs, strict=True))
         report[name] = round(right / max(total, 1), 4)
