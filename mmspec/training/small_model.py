@@ -20,7 +20,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import CONFIG_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING as CAUSAL
 
 from mmspec import _hf
@@ -41,6 +41,8 @@ from mmspec.targets.readers.reader import Reader
 from mmspec.training.fitting import CosineDecay, ScheduledOptimizer
 from mmspec.training.heads import TrainingExample
 
+# text decoders of vision-language classes whose layers, on text, are those of a language model
+LANGUAGE_MODELS = {"qwen2_vl_text": "qwen2", "qwen2_5_vl_text": "qwen2", "qwen3_vl_text": "qwen3"}
 ALIGNMENT_SHARE = 0.2  # share of the steps that train the projector alone
 PROJECTOR_RATE_FACTOR = 10.0  # learning rate of that stage over the other's
 
@@ -113,11 +115,11 @@ def draft_prompt(
 
 
 def new_model(target: Reader, **changes: Any) -> Any:
-    """Make an untrained language model of the target's class; default: two layers.
+    """Make an untrained language model of the class of the target's decoder; default: two layers.
 
-    Raises ValueError where the target's decoder is not a language model of its own.
+    Raises ValueError where no language model has such layers.
     """
-    config = copy.deepcopy(target.config)
+    config = _text_config(target.config)
     if type(config) not in CAUSAL:
         raise ValueError(
             f"no small language model can be made of a {type(config).__name__}; give --drafter the "
@@ -134,6 +136,19 @@ def new_model(target: Reader, **changes: Any) -> Any:
         config.layer_types = kinds[-layers:]
     with torch.device(target.device.type if target.device.type == "meta" else "cpu"):
         return AutoModelForCausalLM.from_config(config, dtype=torch.float32)
+
+
+def _text_config(config: Any) -> Any:
+    """A copy of a decoder's config, as that of a language model where that is another class."""
+    kind = LANGUAGE_MODELS.get(config.model_type)
+    if kind is None:
+        return copy.deepcopy(config)
+    made = CONFIG_MAPPING[kind]()
+    known = copy.deepcopy(config.to_dict())
+    for name in made.to_dict().keys() & known.keys() - {"model_type", "architectures"}:
+        setattr(made, name, known[name])
+    made.rope_parameters.pop("mrope_section", None)  # text has one position per token
+    return made
 
 
 def _prepare_projector(target: Reader, model: Any, projector: Projector | None) -> Projector:

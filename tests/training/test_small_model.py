@@ -87,7 +87,33 @@ def test_an_average_of_a_weight_with_two_names_is_kept() -> None:
     assert not torch.equal(table, trainer.head.language_model.lm_head.weight)
 
 
-def test_a_decoder_that_is_no_language_model_needs_a_small_one() -> None:
+@pytest.mark.parametrize(
+    ("family", "made"),
+    [
+        ("llava", "LlamaForCausalLM"),
+        ("qwen2_vl", "Qwen2ForCausalLM"),
+        ("qwen2_5_vl", "Qwen2ForCausalLM"),
+        ("qwen3_vl", "Qwen3ForCausalLM"),
+    ],
+)
+def test_a_small_model_has_the_layers_of_its_targets_decoder(family: str, made: str) -> None:
+    target = backbone(toys.model(family))
+    model = new_model(target, num_hidden_layers=1)
+    assert type(model).__name__ == made
+    assert model.config.vocab_size == target.vocabulary
+    assert "mrope_section" not in model.config.rope_parameters
+    assert model.config.rope_parameters["rope_theta"] == target.config.rope_parameters["rope_theta"]
+    own, of_target = (
+        {name: tuple(weight.shape) for name, weight in one.layers[0].named_parameters()}
+        for one in (model.get_decoder(), target.model.get_decoder())
+    )
+    assert own == of_target
+
+
+def test_a_decoder_that_is_no_language_model_needs_a_small_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("mmspec.training.small_model.LANGUAGE_MODELS", {})
     target = backbone(toys.model("qwen2_5_vl"))
     with pytest.raises(ValueError, match=r"no small language model can be made of .*--drafter"):
         MASSV.begin(target, torch.ones(3))

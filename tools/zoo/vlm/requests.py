@@ -21,6 +21,7 @@ from mmspec.training.fitting import (
     fit,
     split_parameters,
 )
+from mmspec.zoo.catalogue import processor as load_processor
 from mmspec.zoo.facts import SIZE_OF
 from mmspec.zoo.requests import CATEGORIES, Request, iterate_requests, requests, score_turn
 from mmspec.zoo.requests.wording import NUMBERS
@@ -33,7 +34,7 @@ from tools.zoo.vlm.families import FAMILIES, ZooFamily
 from tools.zoo.vlm.lookups import iterate_lookups
 from tools.zoo.vlm.processors import request_processor
 from tools.zoo.vlm.train import copy_text_layers, save
-from tools.zoo.vlm.training import answer_loss
+from tools.zoo.vlm.training import answer_loss, distil_vision
 
 ABOUT = """\
 Answers requests of six kinds about the Scene world of the `mmspec` zoo: short questions, digits in
@@ -76,9 +77,11 @@ class RequestPlan:
     """
 
     family: str
-    start: str  # checkpoint of the same family that it starts from
+    start: str  # checkpoint that provides the text layers
+    tower: str  # checkpoint of the same family that provides the vision tower
     shape: LanguageShape
     stages: tuple[Stage, ...]
+    vision_steps: int = 0  # in which the tower learns the image features of the start
 
 
 _STAGES = (
@@ -88,9 +91,12 @@ _STAGES = (
     Stage(CosineDecay(400, 1e-3), lookups=1.0),
     Stage(CosineDecay(1100, 7e-4), 3.0, lookups=0.2),
 )
+_LATER_STAGES = (Stage(CosineDecay(1000, 8e-4), 3.0, lookups=0.2),)  # the start knows the answers
 PLANS = {
-    "llava-chat": RequestPlan("llava", "llava", LLAVA_TARGET, _STAGES),
-    "qwen2.5-vl-chat": RequestPlan("qwen2.5-vl", "qwen2.5-vl", QWEN_TARGET, _STAGES),
+    "llava-chat": RequestPlan("llava", "llava", "llava", LLAVA_TARGET, _STAGES),
+    "qwen2.5-vl-chat": RequestPlan(
+        "qwen2.5-vl", "llava-chat", "qwen2.5-vl", QWEN_TARGET, _LATER_STAGES, vision_steps=300
+    ),
 }
 _FACT_WORDS = {
     *(*COLOURS, *SHAPES, *SIZE_OF, *NUMBERS, "digit", "yes", "no", "equal"),
@@ -140,7 +146,7 @@ def train(
     plan, course = PLANS[entry.name], TrainingRun(seed, steps, progress)
     family = FAMILIES[plan.family]
     processor = request_processor(plan.family)
-    model = start_model(plan, processor)
+    model = start_model(plan, processor, course)
     encoders = ConversationEncoder(family, processor), Encoder(family, processor)
     with save_on_exit(lambda: save(model, processor, folder, sees=True)):
         for number, stage in enumerate(plan.stages):
@@ -153,18 +159,22 @@ def train(
     }
 
 
-def start_model(plan: RequestPlan, processor: Any) -> PreTrainedModel:
-    """Build a model with more words and positions, and copy the weights of the start."""
-    source = load_teacher(plan.start)
+def start_model(plan: RequestPlan, processor: Any, course: TrainingRun) -> PreTrainedModel:
+    """Build a model with more words and positions, and copy the weights of its starts."""
     family = FAMILIES[plan.family]
     model = family.build(plan.shape, processor.tokenizer)
     model.config.get_text_config().max_position_embeddings = 1024
-    copy_text_layers(model, processor.tokenizer, source, family.build_processor().tokenizer)
-    known = dict(source.named_parameters())
+    tower = dict(load_teacher(plan.tower).named_parameters())
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if known[name].shape == weight.shape:
-                weight.copy_(known[name])
+            if tower[name].shape == weight.shape:
+                weight.copy_(tower[name])
+    source: Any = load_teacher(plan.start)
+    known: Any = load_processor(plan.start)
+    copy_text_layers(model, processor.tokenizer, source, known.tokenizer)
+    if plan.vision_steps:
+        taught = source, FAMILIES[PLANS[plan.start].family]
+        distil_vision(model, family, taught, plan.vision_steps, course)
     model.train()
     return model
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from itertools import islice
 from typing import Any
 
@@ -11,12 +12,13 @@ import torch
 
 import mmspec
 from mmspec import zoo
+from mmspec.training.fitting import TrainingRun
 from mmspec.zoo.requests import requests, score_turn
 from tools.zoo.vlm.batches import IGNORED, Encoder
 from tools.zoo.vlm.conversations import ConversationEncoder, make_inputs
 from tools.zoo.vlm.families import FAMILIES
 from tools.zoo.vlm.processors import request_processor, text_tokenizer
-from tools.zoo.vlm.requests import answer, iterate_batches
+from tools.zoo.vlm.requests import PLANS, answer, iterate_batches, start_model
 
 # Facts right on 12 requests; the card says how many on 40.
 FLOORS = {
@@ -99,3 +101,41 @@ def test_a_prompt_has_one_kind_of_answer() -> None:
         for text in encoder.tokenizer.batch_decode(known.ids, skip_special_tokens=True):
             prompt = text.split("assistant")[0]
             assert not re.search(r": *(is the|where is the) ", prompt), prompt
+
+
+def test_a_model_starts_with_the_text_of_one_and_the_eyes_of_another() -> None:
+    """Text layers and words of `llava-chat`, vision tower of `qwen2.5-vl`, for another class."""
+    plan = replace(PLANS["qwen2.5-vl-chat"], vision_steps=0)
+    processor: Any = request_processor(plan.family)
+    model: Any = start_model(plan, processor, TrainingRun())
+    text, tower = zoo.load(plan.start), zoo.load(plan.tower)
+    assert type(model) is type(tower)
+    for name, weight in text.get_decoder().layers.named_parameters():
+        assert torch.equal(model.get_decoder().layers.get_parameter(name), weight.float()), name
+    for name, weight in tower.named_parameters():
+        if "visual" in name:
+            assert torch.equal(model.get_parameter(name), weight.float()), name
+    word = [one.tokenizer.get_vocab()["triangle"] for one in (processor, zoo.processor(plan.start))]
+    own, other = (one.get_input_embeddings().weight for one in (model, text))
+    assert torch.equal(own[word[0]], other[word[1]].float())
+    assert model.config.get_text_config().max_position_embeddings == 1024
+
+
+def test_the_tower_learns_the_image_features_of_the_start() -> None:
+    """Two steps of another family's start change the tower alone."""
+    plan, losses = replace(PLANS["qwen2.5-vl-chat"], vision_steps=2), list[float]()
+    run = TrainingRun(progress=lambda stage, step, steps, loss: losses.append(loss))
+    processor: Any = request_processor(plan.family)
+    torch.manual_seed(0)
+    model: Any = start_model(plan, processor, run)
+    torch.manual_seed(0)
+    apart: Any = start_model(replace(plan, vision_steps=0), processor, run)
+    changed = [
+        name
+        for name, weight in model.named_parameters()
+        if not torch.equal(weight, apart.get_parameter(name))
+    ]
+    assert changed
+    assert all("visual" in name for name in changed)
+    assert losses
+    assert model.training

@@ -73,7 +73,7 @@ class ExampleSource:
         ids, mask = pad_left(prompts)
         inputs = {"input_ids": ids, "attention_mask": mask}
         if kind != TEXT:
-            inputs["pixel_values"] = self.pool.pixels(answers)
+            inputs |= self.pool.media(answers, ids)
         rows_of = [one.reference if kind == CAPTIONS else one.tokens for one in answers]
         tokens = pad_sequence(rows_of, True, -1)
         return TrainingExample(inputs, tokens, self.caches.get(kind), tuple(rows))

@@ -22,7 +22,6 @@ from mmspec.drafters.draft_model import DraftModel, DraftNodes, DraftUpdate
 from mmspec.recipe import Kit, Recipe
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.tokens.context import Context
-from mmspec.zoo.catalogue import processor
 from mmspec.zoo.training import load_teacher
 from tools.zoo.vlm.systems.examples import pad_left
 from tools.zoo.vlm.systems.plans import Plan
@@ -42,8 +41,7 @@ def measure_head(
     found: dict[str, Any] = {"acceptance": acceptance(plan.recipe, model, folder, pool)}
     if plan.control is not None:
         return {**found, "acceptance_with_other_pictures": f"not measured: {plan.control}"}
-    pixels = set(processor(target).tokenizer.convert_tokens_to_ids(["<image>"]))
-    swapped = swap_pictures(recipes.get(plan.recipe), frozenset(pixels))
+    swapped = swap_pictures(recipes.get(plan.recipe), pool.image_token)
     return {**found, "acceptance_with_other_pictures": acceptance(swapped, model, folder, pool)}
 
 
@@ -94,11 +92,11 @@ def split_batches(answers: Sequence[TargetAnswer]) -> Iterator[Sequence[TargetAn
 def make_inputs(pool: AnswerPool, answers: Sequence[TargetAnswer]) -> dict[str, Tensor]:
     """Inputs of `generate`."""
     ids, mask = pad_left([one.prompt for one in answers])
-    return {"input_ids": ids, "attention_mask": mask, "pixel_values": pool.pixels(answers)}
+    return {"input_ids": ids, "attention_mask": mask, **pool.media(answers, ids)}
 
 
-def swap_pictures(recipe: Recipe, visual: frozenset[int]) -> Recipe:
-    """The recipe, whose draft model sees the picture of the next row; `visual` are its token ids.
+def swap_pictures(recipe: Recipe, visual: int) -> Recipe:
+    """The recipe, whose draft model sees the picture of the next row; `visual` is its placeholder.
 
     A batch of one row stays as it is.
     """
@@ -117,7 +115,7 @@ class SwappedPictures(DraftModel):
 
     model: DraftModel
     target: Reader
-    visual: frozenset[int]
+    visual: int
 
     @property
     def sees(self) -> str:
@@ -153,15 +151,20 @@ class SwappedPictures(DraftModel):
 
 
 @torch.no_grad()
-def swap_context(context: Context, target: Reader, visual: frozenset[int]) -> Context:
+def swap_context(context: Context, target: Reader, visual: int) -> Context:
     """The same request with what was computed of each picture moved to the row before it."""
     inputs, shared = dict(context.request.inputs), dict(context.shared)
-    inputs["pixel_values"] = inputs["pixel_values"].roll(-1, 0)
+    grids = inputs.get("image_grid_thw")
+    sizes: Any = 1 if grids is None else grids.prod(-1).tolist()
+    first, *others = inputs["pixel_values"].split(sizes)
+    inputs["pixel_values"] = torch.cat((*others, first))
+    if grids is not None:
+        inputs["image_grid_thw"] = grids.roll(-1, 0)
     request = replace(context.request, inputs=inputs)
     if "vision" in shared:  # of the target's encoder, which a draft model may share
         shared["vision"] = _hf.encode_media(target.model, inputs)["mm_encoder_outputs"]
     slots = [
-        [at - count for at, token in enumerate(row[:count]) if token in visual]
+        [at - count for at, token in enumerate(row[:count]) if token == visual]
         for row, count in zip(context.history, context.prompt, strict=True)
     ]
     for name, value in shared.items():

@@ -243,7 +243,7 @@ PLANS = {
         size="the word embeddings are its own",
     ),
     "spec-llava": Plan(
-        "Small LLaVA of one vision layer and one text layer, distilled on distributions.",
+        "Small model of its target's class: a vision and a text layer, distilled on distributions.",
         "spec-llava",
         new_sighted_model,
         (
@@ -259,7 +259,7 @@ PLANS = {
         size="the word embeddings and the vision tower (trained before) are its own",
     ),
     "drafter": Plan(
-        "Small LLaVA of one vision layer and one text layer; reads the image.",
+        "Small model of its target's class: one vision layer and one text layer; reads the image.",
         "coupled",
         new_sighted_model,
         (Stage("cross entropy of the target's answers", token_loss),),

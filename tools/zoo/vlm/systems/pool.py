@@ -2,6 +2,7 @@
 
     folder/answers-00000.safetensors    pictures of some requests, and in its header the ids of
     folder/answers-00001.safetensors    every turn: prompt, the target's answer, reference answer
+                                        (with grids, where pictures are rows of patches)
 
 A prompt of a later turn holds the target's own earlier answers. A pool that was interrupted is
 continued; one of another target has another folder.
@@ -28,7 +29,10 @@ from mmspec.zoo.language import ExampleKind, examples
 from mmspec.zoo.scene import Split
 from mmspec.zoo.training import load_teacher
 
-REQUESTS = {"llava-chat": "mmspec.zoo.requests"}  # modules with requests of a target
+REQUESTS = {  # modules with requests of a target
+    name: "mmspec.zoo.requests" for name in ("llava-chat", "qwen2.5-vl-chat")
+}
+_STORED = {"pictures": "pixel_values", "grids": "image_grid_thw"}
 _BATCH = 96
 _SAMPLED_ONE_IN = 4  # the others are greedy
 _SLACK, _EXTRA = 1.5, 16  # of the length of reference answers
@@ -82,14 +86,26 @@ class TargetAnswer:
 
 @dataclass(frozen=True)
 class AnswerPool:
-    """Answers of a target, and the pictures (C, H, W) that they are about."""
+    """Answers of a target, and the pictures that they are about.
+
+    `pictures` are (1, C, H, W) or, with `grids` (1, 3) of each, patches (n, D) as of Qwen-VL.
+    """
 
     folder: Path
+    image_token: int  # placeholder of a picture's features
     answers: list[TargetAnswer]
     pictures: list[Tensor]
+    grids: list[Tensor]
 
-    def pixels(self, answers: Sequence[TargetAnswer]) -> Tensor:  # (B, C, H, W)
-        return torch.stack([self.pictures[one.picture] for one in answers])
+    def media(self, answers: Sequence[TargetAnswer], ids: Tensor) -> dict[str, Tensor]:
+        """Inputs of the target: the pictures of answers, whose padded prompts are `ids` (B, L)."""
+        rows = [one.picture for one in answers]
+        found = {"pixel_values": torch.cat([self.pictures[row] for row in rows])}
+        if not self.grids:
+            return found
+        types = (ids == self.image_token).int()
+        grids = torch.cat([self.grids[row] for row in rows])
+        return {**found, "image_grid_thw": grids, "mm_token_type_ids": types}
 
 
 def make_requests(target: str, count: int, split: Split, seed: int) -> list[Any]:
@@ -136,13 +152,14 @@ def load_pool(
     folder = folder / f"{target}-{_weights_digest(target)}" / f"{split}-{count}-{seed}"
     folder.mkdir(parents=True, exist_ok=True)
     chunks = list(iterate_chunks(_order(make_requests(target, count, split, seed)), _BATCH))
-    pool, model = AnswerPool(folder, [], []), None
+    reader: Any = processor(target)
+    pool, model = AnswerPool(folder, reader.image_token_id, [], [], []), None
     for number, chunk in enumerate(chunks):
         file = folder / f"answers-{number:05d}.safetensors"
         if not file.exists():
             model = load_teacher(target) if model is None else model
             is_sampled = split == "train" and number % _SAMPLED_ONE_IN == _SAMPLED_ONE_IN - 1
-            tensors, rows = answer_requests(model, processor(target), chunk, is_sampled, number)
+            tensors, rows = answer_requests(model, reader, chunk, is_sampled, number)
             checkpoints.write(file, tensors, {"rows": rows})
             progress("answers", number + 1, len(chunks), float("nan"))
         _append(pool, file)
@@ -161,7 +178,7 @@ def answer_requests(
     """Generate the answers to requests, turn by turn, with the processor `reader`."""
     rows: list[dict[str, Any]] = []
     chats: list[list[dict[str, Any]]] = [[] for _ in requests]
-    tokenizer, pictures = reader.tokenizer, torch.empty(0)
+    tokenizer, tensors = reader.tokenizer, dict[str, Tensor]()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         for turn in range(max(len(one.turns) for one in requests)):
@@ -170,7 +187,7 @@ def answer_requests(
                 chats[at].append(_user(requests[at].turns[turn].prompt, is_first=turn == 0))
             inputs = encode_chats(reader, [chats[at] for at in own], [requests[at] for at in own])
             if turn == 0:
-                pictures = inputs["pixel_values"]
+                tensors = {ours: inputs[name] for ours, name in _STORED.items() if name in inputs}
             references = [tokenizer(requests[at].turns[turn].answer).input_ids for at in own]
             limit = int(_SLACK * max(map(len, references))) + _EXTRA
             out = model.generate(**inputs, do_sample=is_sampled, max_new_tokens=limit)
@@ -186,7 +203,7 @@ def answer_requests(
                         **{"prompt": prompt.tolist(), "tokens": new, "reference": reference},
                     }
                 )
-    return {"pictures": pictures}, rows
+    return tensors, rows
 
 
 def encode_chats(
@@ -194,7 +211,7 @@ def encode_chats(
 ) -> dict[str, Tensor]:
     """Inputs of `generate` of chats about one picture each, padded on the left.
 
-    Raises ValueError where pictures are not of the shape (B, C, H, W), as those of LLaVA are.
+    Raises ValueError where pictures cannot be split by chat: without grids, one (C, H, W) for each.
     """
     texts = [
         reader.apply_chat_template(one, add_generation_prompt=True, tokenize=False) for one in chats
@@ -202,12 +219,14 @@ def encode_chats(
     made = reader(
         text=texts, images=[one.image for one in requests], padding=True, return_tensors="pt"
     )
-    if made["pixel_values"].dim() != 4 or len(made["pixel_values"]) != len(chats):
+    parts = made.get("image_grid_thw", made["pixel_values"])
+    if len(parts) != len(chats) or (parts is made["pixel_values"] and parts.dim() != 4):
         raise ValueError(
-            f"pictures have shape {tuple(made['pixel_values'].shape)}, but one (C, H, W) per "
-            "request is needed; give a target of the LLaVA family"
+            f"pixel_values have shape {tuple(made['pixel_values'].shape)}, but one (C, H, W) for "
+            "each request, or image_grid_thw, is needed; give a target of the LLaVA or Qwen-VL "
+            "family"
         )
-    return {name: made[name] for name in ("input_ids", "attention_mask", "pixel_values")}
+    return dict(made)
 
 
 def cut_at_end(tokens: Tensor, end: int) -> list[int]:
@@ -229,8 +248,10 @@ def _user(prompt: str, is_first: bool) -> dict[str, Any]:
 
 def _append(pool: AnswerPool, file: Path) -> None:
     tensors, content = checkpoints.read(file)
-    first = len(pool.pictures)
-    pool.pictures.extend(tensors["pictures"])
+    first, grids = len(pool.pictures), tensors.get("grids")
+    sizes: Any = 1 if grids is None else grids.prod(-1).tolist()
+    pool.pictures.extend(tensors["pictures"].split(sizes))
+    pool.grids.extend(() if grids is None else grids.split(1))
     for row in content["rows"]:
         prompt, tokens, reference = (
             torch.tensor(row[name], dtype=torch.int64) for name in ("prompt", "tokens", "reference")

@@ -14,7 +14,8 @@ from mmspec.training.heads import TrainingExample, read_example
 from mmspec.training.losses import soft_cross_entropy
 from mmspec.training.small_model import MASSV, TEXT_ONLY, TrainableSmallModel
 from mmspec.zoo.training import load_teacher
-from tools.zoo.vlm.architecture import SIGHTED, llava
+from tools.zoo.vlm.architecture import SIGHTED
+from tools.zoo.vlm.families import FAMILIES
 from tools.zoo.vlm.train import save
 from tools.zoo.vlm.training import vision_parameters
 
@@ -24,13 +25,12 @@ SHAPE = {  # of text models: one layer
     "intermediate_size": 256,
     "num_attention_heads": 4,
     "num_key_value_heads": 4,
-    "head_dim": 32,
 }
-ENCODER = "llava-drafter"  # whose vision tower sighted draft models begin with
+FAMILY_OF = {"llava": "llava", "qwen2_5_vl": "qwen2.5-vl"}  # by the target's class
 
 
 class SightedModel(nn.Module):
-    """A small LLaVA in training."""
+    """A small model of the target's class in training."""
 
     def __init__(self, model: Any) -> None:
         super().__init__()
@@ -47,15 +47,20 @@ class SightedModel(nn.Module):
     def logits(self, example: TrainingExample) -> Tensor:  # (B, T, V)
         """Logits of the tokens of an example."""
         tokens = example.tokens.clamp_min(0)
-        inputs = example.inputs
-        mask = torch.cat((inputs["attention_mask"], torch.ones_like(tokens)), 1)
+        inputs = dict(example.inputs)
+        ids = torch.cat((inputs.pop("input_ids"), tokens), 1)
+        mask = torch.cat((inputs.pop("attention_mask"), torch.ones_like(tokens)), 1)
+        if "mm_token_type_ids" in inputs:  # from which Qwen-VL computes its positions
+            types = inputs["mm_token_type_ids"]
+            inputs["mm_token_type_ids"] = functional.pad(types, (0, tokens.shape[1]))
+        else:
+            inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
         logits: Tensor = self.model(
-            input_ids=torch.cat((inputs["input_ids"], tokens), 1),
+            input_ids=ids,
             attention_mask=mask,
-            pixel_values=inputs["pixel_values"],
-            position_ids=(mask.cumsum(-1) - 1).clamp_min(0),
             use_cache=False,
             logits_to_keep=tokens.shape[1] + 1,
+            **inputs,
         ).logits
         return logits[:, :-1]
 
@@ -72,10 +77,12 @@ def new_projected_model(reader: Reader, counts: Tensor, **changes: Any) -> Train
 
 @torch.no_grad()
 def new_sighted_model(reader: Reader, counts: Tensor, processor: Any) -> SightedModel:
-    """A small LLaVA: a trained vision tower, and an untrained text model."""
-    model, other = llava(SIGHTED, processor.tokenizer), load_teacher(ENCODER)
-    config: Any = model.config
-    config.text_config.max_position_embeddings = reader.config.max_position_embeddings
+    """A small model of the target's class: a trained vision tower, and an untrained text model."""
+    family = FAMILY_OF[reader.model.config.model_type]
+    model = FAMILIES[family].build(SIGHTED, processor.tokenizer)
+    text: Any = model.config.get_text_config()
+    text.max_position_embeddings = reader.config.max_position_embeddings
+    other = load_teacher(f"{family}-drafter")
     for own, trained in zip(vision_parameters(model), vision_parameters(other), strict=True):
         own.copy_(trained)
     return SightedModel(model)

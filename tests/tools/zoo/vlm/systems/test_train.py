@@ -38,7 +38,8 @@ from tools.zoo.vlm.systems.plans import PLANS, entry_of, plan_of
 from tools.zoo.vlm.systems.pool import AnswerPool, SceneRequest, SceneTurn, load_pool
 from tools.zoo.vlm.systems.train import names
 
-TARGET = "llava"
+TARGET, QWEN = "llava", "qwen2.5-vl"
+HEADS_OF_QWEN = tuple(PLANS)
 
 
 # --- budget ---------------------------------------------------------------------------------------
@@ -89,8 +90,8 @@ def test_a_budget_ends_by_time_and_does_not_count_the_target(clock: Any) -> None
 # --- pool and examples ----------------------------------------------------------------------------
 
 
-@pytest.fixture(scope="module")
-def answers(tmp_path_factory: pytest.TempPathFactory) -> AnswerPool:
+@pytest.fixture(scope="module", params=[TARGET, QWEN])
+def answers(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> AnswerPool:
     """Two requests, one of them with a second turn."""
     folder = tmp_path_factory.mktemp("answers")
     scenes = examples(3, "train", 0, "question")
@@ -101,7 +102,12 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> AnswerPool:
     ]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pool, "make_requests", lambda *given: made)
-        return load_pool(TARGET, 2, folder)
+        return load_pool(request.param, 2, folder)
+
+
+def target_of(answers: AnswerPool) -> str:
+    """The target of a pool: one with grids is Qwen's."""
+    return QWEN if answers.grids else TARGET
 
 
 @pytest.mark.exhaustive
@@ -113,10 +119,10 @@ def test_later_turns_follow_the_targets_own_answers(answers: AnswerPool) -> None
     assert first.picture == second.picture
     own = [*first.prompt.tolist(), *first.tokens.tolist()]
     assert second.prompt.tolist()[: len(own)] == own
-    model, processor = zoo.load(TARGET), zoo.processor(TARGET)
+    model, processor = zoo.load(target_of(answers)), zoo.processor(target_of(answers))
     out = model.generate(
         input_ids=second.prompt[None],
-        pixel_values=answers.pixels([second]),
+        **answers.media([second], second.prompt[None]),
         do_sample=False,
         max_new_tokens=len(second.tokens),
     )
@@ -134,25 +140,25 @@ def test_a_pool_is_continued_and_read_again(
     monkeypatch.setattr(pool, "answer_requests", refuse)
     monkeypatch.setattr(pool, "make_requests", lambda *given: [None] * 2)
     monkeypatch.setattr(pool, "_order", list)
-    again = load_pool(TARGET, 2, answers.folder.parents[1])
+    again = load_pool(target_of(answers), 2, answers.folder.parents[1])
     assert [one.tokens.tolist() for one in again.answers] == [
         one.tokens.tolist() for one in answers.answers
     ]
     (file,) = answers.folder.iterdir()
     moved = file.rename(file.with_suffix(".away"))
     with pytest.raises(AssertionError, match="generated again"):
-        load_pool(TARGET, 2, answers.folder.parents[1])
+        load_pool(target_of(answers), 2, answers.folder.parents[1])
     moved.rename(file)
 
 
 @pytest.mark.exhaustive
 def test_examples_hold_pictures_text_or_reference_captions(answers: AnswerPool) -> None:
-    reader = make_reader(zoo.load(TARGET))
+    reader = make_reader(zoo.load(target_of(answers)))
     source = ExampleSource(answers, reader, 0, batch=3)
     shown, text, captions = (source.next(kind) for kind in (PICTURES, TEXT, CAPTIONS))
     visual = torch.tensor(sorted(reader.visual_ids))
-    assert int(torch.isin(shown.inputs["input_ids"], visual).sum()) == 3 * 36
-    assert shown.inputs["pixel_values"].shape[0] == 3
+    assert int((shown.inputs["input_ids"] == answers.image_token).sum()) == 3 * 36
+    assert len(shown.inputs["image_grid_thw" if answers.grids else "pixel_values"]) == 3
     assert not torch.isin(text.inputs["input_ids"], visual).any()
     assert set(text.inputs) == {"input_ids", "attention_mask"}
     assert sorted(text.tokens[text.tokens >= 0].tolist()) == sorted(
@@ -168,9 +174,9 @@ def test_examples_hold_pictures_text_or_reference_captions(answers: AnswerPool) 
 def test_losses_are_the_same_from_the_cache(answers: AnswerPool, head: str) -> None:
     """Of all plans that say so, with pictures and as text."""
     torch.manual_seed(0)
-    reader, plan = make_reader(zoo.load(TARGET)), PLANS[head]
+    reader, plan = make_reader(zoo.load(target_of(answers))), PLANS[head]
     caches = cache_states(answers, reader)
-    more = {"processor": zoo.processor(TARGET)} if plan.sees == "pixels" else {}
+    more = {"processor": zoo.processor(target_of(answers))} if plan.sees == "pixels" else {}
     counts = torch.zeros(reader.vocabulary, dtype=torch.int64)
     made = plan.begin(reader, counts, **plan.changes, **more)
     for stage in plan.stages:
@@ -192,14 +198,15 @@ def test_pictures_are_moved_to_the_row_before() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("target", [TARGET, QWEN])
 def test_a_sighted_drafter_loses_by_other_pictures_and_a_blind_one_does_not(
-    tmp_path: Path,
+    target: str, tmp_path: Path
 ) -> None:
-    held_out, model = held_out_pool(TARGET, tmp_path, 6), zoo.load(TARGET)
-    visual = frozenset(zoo.processor(TARGET).tokenizer.convert_tokens_to_ids(["<image>"]))
+    held_out, model = held_out_pool(target, tmp_path, 6), zoo.load(target)
+    visual = held_out.image_token
     lengths = []
-    for recipe, drafter in (("coupled", "llava-drafter"), ("spd-mllm", "llava-text-drafter")):
-        folder, plan = zoo.path(drafter), recipes.get(recipe)
+    for recipe, drafter in (("coupled", "drafter"), ("spd-mllm", "text-drafter")):
+        folder, plan = zoo.path(f"{target}-{drafter}"), recipes.get(recipe)
         own = acceptance(plan, model, folder, held_out)["all"]
         lengths.append(
             (own, acceptance(swap_pictures(plan, visual), model, folder, held_out)["all"])
@@ -243,12 +250,15 @@ def _head(entry: zoo.Entry) -> str:
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("head", PLANS)
+@pytest.mark.parametrize(
+    ("name", "head"),
+    [*((TARGET, head) for head in PLANS), *((QWEN, head) for head in HEADS_OF_QWEN)],
+)
 def test_a_short_trial_of_each_is_exact_and_described(
-    head: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+    name: str, head: str, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """One step of every stage: it loads, drafts for its recipe, and its card says what it is."""
-    entry, plan = entry_of(TARGET, head), PLANS[head]
+    entry, plan = entry_of(name, head), PLANS[head]
     shared = tmp_path_factory.getbasetemp() / "shared-answers"
     report = mmspec.zoo.train(entry, tmp_path / head, steps=1, minutes=1.0, answers=shared)
     assert report["steps_of_stages"] == [1] * len(plan.stages)
@@ -259,7 +269,7 @@ def test_a_short_trial_of_each_is_exact_and_described(
     assert plan.stages[0].about in card
     assert "| loss curve | " in card
     assert not read_json(tmp_path / head / "config.json").get("_name_or_path")
-    target, processor = zoo.load(TARGET), zoo.processor(TARGET)
+    target, processor = zoo.load(name), zoo.processor(name)
     one = examples(1, "held-out", 3)[0]
     text = zoo_prompt(processor, one.prompt)
     inputs = processor(text=[text], images=[one.image], return_tensors="pt")
