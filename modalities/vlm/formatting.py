@@ -14,7 +14,7 @@ from mmspec import _hf
 from mmspec._hf_cache import execution_device
 from mmspec.distributions.grammar import Grammar
 from mmspec.errors import prefix_errors
-from mmspec.modalities.common import doctor_tokens, formatting
+from mmspec.modalities.common import doctor, doctor_tokens, formatting
 from mmspec.modalities.common.chat_template import apply_chat_template
 from mmspec.modalities.common.families import find_family, make_reader
 from mmspec.modalities.common.formatting import open_image
@@ -224,4 +224,20 @@ formatter = LanguageFormatter
 
 def examine(target: str, drafter: str | None) -> list[Finding]:
     """Check a model, or a pair of models, without loading weights."""
-    return doctor_tokens.examine(target, drafter, session, make_reader)
+    found = doctor_tokens.examine(target, drafter, session, make_reader)
+    return found if doctor.is_refused(found) else [*found, _examine_processor(target)]
+
+
+def _examine_processor(target: str) -> Finding:
+    """Whether the commands can make inputs of prompts and images."""
+    model = doctor_tokens.skeleton(target)
+    sees = "pixel_values" in find_family(model).media
+    check = "processor" if sees else "tokenizer"
+    try:
+        found = formatting.load_processor(target, model, sees)
+    except ValueError:
+        remark = (
+            "none can be loaded: the commands need one, generate() in Python takes your own inputs"
+        )
+        return Finding(check, None, None, "note", remark)
+    return Finding(check, type(found).__name__, None)

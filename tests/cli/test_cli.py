@@ -345,6 +345,27 @@ def test_a_pair_that_fits(capsys: pytest.CaptureFixture[str], folders: dict[str,
     assert len(out.splitlines()) < 30
 
 
+def test_the_doctor_says_when_the_commands_have_no_processor(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """From Python such a folder works, with inputs of one's own."""
+
+    def look(folder: Path) -> dict[str, Any]:
+        findings = run(capsys, "doctor", str(folder))["findings"]
+        return next(one for one in findings if one["check"] == "processor")
+
+    shutil.copytree(zoo.path("llava-drafter"), tmp_path / "whole")
+    shutil.copytree(
+        zoo.path("llava-drafter"),
+        tmp_path / "bare",
+        ignore=shutil.ignore_patterns("*processor*", "tokenizer*"),
+    )
+    assert look(tmp_path / "whole")["target"] == "LlavaProcessor"
+    found = look(tmp_path / "bare")
+    assert (found["target"], found["verdict"]) == (None, "note")
+    assert "commands need one" in found["remark"]
+
+
 def test_a_pair_that_does_not_fit(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str]
 ) -> None:
