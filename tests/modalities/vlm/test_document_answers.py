@@ -91,6 +91,18 @@ def test_the_small_model_answers_from_the_document_that_it_is_given(models: Docu
     assert right >= wrong + 2  # 0.88 and 0.27 of 120
 
 
+def test_the_rules_are_the_ends_of_delta_and_the_published_one() -> None:
+    """The best aligned draft is the least reliable one, then just outside the published band."""
+    rules = document_answers._RULES
+    reliability, alignment = torch.tensor([1.0, 0.69, 0.0]), torch.tensor([0.1, 0.2, 0.9])
+    picked = {
+        name: rules[name](reliability, alignment, 0) for name in rules if "random" not in name
+    }
+    assert picked == {NAME: 0, "delta=0": 0, "delta=1": 2}
+    inside = torch.tensor([1.0, 0.71, 0.0])
+    assert rules[NAME](inside, alignment, 0) == 1
+
+
 def test_the_row_is_measured() -> None:
     found = document_answers.measure(LARGE, (SMALL,), 1, questions=2)
     assert [row.recipe for row in found.rows] == [PLAIN, NAME]
