@@ -52,7 +52,7 @@ def main(
     episodes: Annotated[int, typer.Option(min=1, help="Number of episodes.")] = 3,
     steps: Annotated[int | None, typer.Option(min=1, help="Maximum length of an episode.")] = None,
     deadline_ms: Annotated[float | None, typer.Option(help="Deadline of an action.")] = None,
-    knobs: Annotated[
+    overrides: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE, or RECIPE.NAME=VALUE.")
     ] = None,
     slower: Annotated[int, typer.Option(min=1, help="Slow the animation by this factor.")] = 1,
@@ -70,7 +70,7 @@ def main(
         "deadline_ms": deadline_ms,
     }
     try:
-        loaded = load_models(model, "vla", drafter, chosen, seed, knobs, **settings)
+        loaded = load_models(model, "vla", drafter, chosen, seed, overrides, **settings)
         ways = {
             "plain": loaded.accelerate_plain(),
             **{name: loaded.accelerate(name) for name in chosen},

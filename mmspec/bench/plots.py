@@ -26,7 +26,7 @@ PAPER: dict[str, Any] = {"color": "black", "marker": "|", "markersize": 9, "line
 
 
 def plot_relaxations(found: Sweep, file: Path) -> None:
-    """Plot speed against quality of relaxed recipes, one line per recipe over its knob.
+    """Plot speed against quality of relaxed recipes, one line per recipe over its option.
 
     Raises ValueError without matplotlib.
     """
@@ -184,7 +184,7 @@ def _line(
     style: Mapping[str, Any],
     error: str = "",
 ) -> None:
-    """Draw a line through the points that have both values, annotated with knob values."""
+    """Draw a line through the points that have both values, annotated with option values."""
     both = [one for one in rows if one.get(x) is not None and one.get(y) is not None]
     if not both:
         return

@@ -141,7 +141,7 @@ def compressors(json: Json = False) -> None:
 
 @app.command("certify")
 @model_command(
-    "mmspec.cli.certify:run", "certify", without=("recipe", "seed", "verifier", "knobs", *PARTS)
+    "mmspec.cli.certify:run", "certify", without=("recipe", "seed", "verifier", "overrides", *PARTS)
 )
 def certify(
     recipe: Annotated[str, typer.Argument(help="One of `mmspec recipes`.")],
@@ -208,7 +208,7 @@ def sweep(
 
 @measure.command("trees")
 @model_command(
-    "mmspec.cli.studies:compare_trees", "bench", without=("recipe", "verifier", "knobs", *PARTS)
+    "mmspec.cli.studies:compare_trees", "bench", without=("recipe", "verifier", "overrides", *PARTS)
 )
 def trees(
     prompt: Prompts = None,
@@ -340,13 +340,13 @@ def convert(
     ] = None,
     files: Annotated[list[Path] | None, typer.Argument(help="The published files.")] = None,
     out: Annotated[Path | None, typer.Option(help="A new folder, of safetensors.")] = None,
-    knobs: Annotated[
+    overrides: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE that no file holds; repeatable.")
     ] = None,
     json: Json = False,
 ) -> None:
     """Convert published weights into a folder that loads here; code in pickles is never run."""
-    run_function("mmspec.cli.formats:convert", layout, files or [], out, knobs, json)
+    run_function("mmspec.cli.formats:convert", layout, files or [], out, overrides, json)
 
 
 @app.command("serve")

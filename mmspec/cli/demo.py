@@ -79,7 +79,7 @@ def _add_tab(gradio: Any, owner: Modality, targets: Sequence[str]) -> None:
             drafting = [gradio.Textbox("", label=f"{name} (empty: the recipe's)") for name in parts]
             with gradio.Accordion("settings", open=False):
                 settings = [_make_input(gradio, owner, one) for one in fields]
-                knobs = gradio.Textbox("", label="options, NAME=VALUE a line", lines=2)
+                overrides = gradio.Textbox("", label="options, NAME=VALUE a line", lines=2)
             start = gradio.Button("Generate", variant="primary")
         with gradio.Column(scale=2):
             live = gradio.HTML(label="as it comes")
@@ -97,7 +97,7 @@ def _add_tab(gradio: Any, owner: Modality, targets: Sequence[str]) -> None:
     model.change(
         lambda name: gradio.Dropdown(_list_recipes(owner, name), value=None), model, recipe
     )
-    given = [prompt, model, recipe, seed, knobs, *drafting, *settings]
+    given = [prompt, model, recipe, seed, overrides, *drafting, *settings]
     start.click(answer, given, [live, text, picture, sound, trace], api_name=owner.name)
 
 
@@ -135,8 +135,8 @@ def _make_input(gradio: Any, owner: Modality, one: Field[Any]) -> Any:
 def make_options(
     owner: Modality, parts: Sequence[str], fields: Sequence[Field[Any]], values: Sequence[Any]
 ) -> ModelOptions:
-    """The options of a form: model, recipe, seed and knobs, then `parts`, then settings."""
-    model, recipe, seed, knobs, *rest = values
+    """The options of a form: model, recipe, seed and overrides, then `parts`, then settings."""
+    model, recipe, seed, overrides, *rest = values
     drafting = {name: value for name, value in zip(parts, rest, strict=False) if value}
     settings = dict(zip((one.name for one in fields), rest[len(parts) :], strict=True))
     usual = {one.name: one.default for one in fields}
@@ -145,7 +145,7 @@ def make_options(
         owner.name,
         recipe=[recipe] if recipe else None,
         seed=int(seed or 0),
-        knobs=[line.strip() for line in knobs.splitlines() if line.strip()] or None,
+        overrides=[line.strip() for line in overrides.splitlines() if line.strip()] or None,
         settings={
             name: value
             for name, value in settings.items()

@@ -26,11 +26,11 @@ from mmspec.registry import ZOO
 
 
 def convert(
-    name: str | None, files: list[Path], out: Path | None, knobs: list[str] | None, json: bool
+    name: str | None, files: list[Path], out: Path | None, overrides: list[str] | None, json: bool
 ) -> None:
     """Convert published files into a folder of safetensors, or list the formats."""
     if name is None:
-        if out is not None or knobs:
+        if out is not None or overrides:
             raise ValueError("--out and --set are of a format; name one of `mmspec convert`")
         _list_formats(json)
         return
@@ -40,7 +40,7 @@ def convert(
     _check_new(out)
     silence_libraries()
     with show_status(f"reading {layout.about}", json):
-        model = formats.convert(name, files, **parse_pairs(knobs or ()))
+        model = formats.convert(name, files, **parse_pairs(overrides or ()))
         model.save_pretrained(out)
     sizes = sum(value.numel() for value in model.parameters())
     _report(name, {"out": str(out), "class": type(model).__name__, "parameters": sizes}, json)

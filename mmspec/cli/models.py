@@ -303,7 +303,7 @@ def load_models(
     drafter: str | None,
     recipes: Sequence[str],
     seed: int = 0,
-    knobs: list[str] | None = None,
+    overrides: list[str] | None = None,
     **settings: Any,
 ) -> LoadedModels:
     """Load models for a script; settings that are None keep their default.
@@ -312,7 +312,9 @@ def load_models(
     """
     given = {name: value for name, value in settings.items() if value is not None}
     names = list(recipes)
-    options = ModelOptions(model, modality, drafter, names, knobs=knobs, seed=seed, settings=given)
+    options = ModelOptions(
+        model, modality, drafter, names, overrides=overrides, seed=seed, settings=given
+    )
     return load(options, select(options))
 
 

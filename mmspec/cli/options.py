@@ -56,7 +56,7 @@ class ModelOptions:
         None,
         "In place of the recipe's verifier: NAME or NAME:ranks=3, of mmspec.verifiers.names().",
     )
-    knobs: list[str] | None = setting(
+    overrides: list[str] | None = setting(
         None,
         "An option of the recipe, NAME=VALUE (`mmspec show RECIPE` lists them), or of one of "
         "several, RECIPE.NAME=VALUE; repeatable.",
@@ -130,14 +130,14 @@ class ModelOptions:
         if self.tree is not None:
             made["tree"] = _parse_widths(self.tree)
         given = {name: value for name, value in made.items() if value is not None}
-        knobs = parse_pairs(self.knobs or ())
-        for name in knobs:
+        overrides = parse_pairs(self.overrides or ())
+        for name in overrides:
             option = name.rpartition(".")[2]
             if option in SEPARATE:
                 raise ValueError(f"--set {name}: {option} is set by {flag(option)}; give that")
             if name in given:
                 raise ValueError(f"--set {name} and {flag(name)} are the same; drop one of them")
-        return {**given, **knobs}
+        return {**given, **overrides}
 
 
 PLACED = (*PLACEMENT, DRAFTER_DEVICE)

@@ -10,7 +10,7 @@ from mmspec.cli.options import PARTS, Count, Prompts, Repeats, model_command
 
 
 @model_command(
-    "mmspec.cli.schedules:overlap", "bench", without=("recipe", "verifier", "knobs", *PARTS)
+    "mmspec.cli.schedules:overlap", "bench", without=("recipe", "verifier", "overrides", *PARTS)
 )
 def overlap(
     prompt: Prompts = None,
@@ -27,7 +27,7 @@ def overlap(
 
 
 @model_command(
-    "mmspec.cli.schedules:schedules", "bench", without=("recipe", "verifier", "knobs", *PARTS)
+    "mmspec.cli.schedules:schedules", "bench", without=("recipe", "verifier", "overrides", *PARTS)
 )
 def schedules(
     prompt: Prompts = None,

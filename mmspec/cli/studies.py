@@ -34,7 +34,7 @@ from mmspec.cli.output import (
 from mmspec.compressors import COMPRESSORS, describe
 from mmspec.modality import PICTURE_FILES
 
-SWEPT = (*sweep_study.KNOBS, *frontier_study.LATENT_RECIPES)  # recipes of `bench sweep`
+SWEPT = (*sweep_study.OPTIONS, *frontier_study.LATENT_RECIPES)  # recipes of `bench sweep`
 COMPRESSED = "coupled"  # the default recipe of `bench compressors`
 KILOBYTE = 1e3
 # columns of a sweep of episodes; a CSV has all
@@ -114,7 +114,7 @@ def _print_sweep(found: sweep_study.Sweep) -> None:
     rows = [
         (
             one.recipe,
-            f"{one.knob} {one.value:g}",
+            f"{one.option} {one.value:g}",
             _ratio(one.row, "fewer_calls"),
             _ratio(one.row, "speedup_over_plain"),
             one.row.distance,

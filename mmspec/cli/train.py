@@ -306,7 +306,7 @@ class _Training:
 
     def _head(self, counts: torch.Tensor) -> Any:
         options = self.options
-        made = (counts, options.head, options.knobs, options.seed)
+        made = (counts, options.head, options.overrides, options.seed)
         return initial_head(self.recipe, self.teacher.reader, *made)
 
     def _steps(self, trainer: HeadTrainer, examples: TrainingExamples, bar: Any) -> None:

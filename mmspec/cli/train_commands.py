@@ -122,7 +122,7 @@ def train(
     ] = 2048,
     temperature: Annotated[float, typer.Option(min=0, help="Of the target's answers.")] = 0.0,
     seed: Seed = 0,
-    knobs: Annotated[
+    overrides: Annotated[
         list[str] | None, typer.Option("--set", help="NAME=VALUE of the head's configuration.")
     ] = None,
     track: Annotated[
@@ -155,8 +155,8 @@ def train(
     """Train a recipe's drafter for a target; the same command resumes a stopped run."""
     given = {**locals(), "answers": answers.value}
     if given.pop("visual_slots") is not None:
-        given["knobs"] = [*(knobs or ()), f"visual_slots={visual_slots}"]
-    given |= {name: tuple(given[name] or ()) for name in ("knobs", "image_root", "track")}
+        given["overrides"] = [*(overrides or ()), f"visual_slots={visual_slots}"]
+    given |= {name: tuple(given[name] or ()) for name in ("overrides", "image_root", "track")}
     run_function("mmspec.cli.train:run", **given)
 
 

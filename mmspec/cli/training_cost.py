@@ -153,7 +153,7 @@ def estimate_cost(
     reader = teacher.reader
     counts = torch.ones(reader.vocabulary, dtype=torch.int64)
     with torch.device("meta"):
-        head = initial_head(recipe, reader, counts, options.head, options.knobs, options.seed)
+        head = initial_head(recipe, reader, counts, options.head, options.overrides, options.seed)
     if options.pack is not None:
         assert recipe.training is not None
         check_packing(recipe.training, head, options.pack)

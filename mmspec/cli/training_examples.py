@@ -325,7 +325,7 @@ def initial_head(
     reader: Reader,
     counts: torch.Tensor,
     head: Path | None,
-    knobs: Sequence[str],
+    overrides: Sequence[str],
     seed: int,
 ) -> Any:
     """An untrained head, its configuration changed by NAME=VALUE, or the head in a folder.
@@ -333,7 +333,7 @@ def initial_head(
     `counts` (V,) int64 are token counts of the training data. Raises ValueError for another model.
     """
     assert recipe.training is not None
-    changes = parse_pairs(list(knobs))
+    changes = parse_pairs(list(overrides))
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         if head is None:

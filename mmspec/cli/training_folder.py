@@ -90,7 +90,7 @@ class TrainingFolder:
             "head": None if options.head is None else str(options.head),
             "rate": rate,
             **{name: value for name, value in asdict(options).items() if name in FIXED},
-            "set": list(options.knobs),
+            "set": list(options.overrides),
             "data": data,
             "placed": {one: options.placed[one] for one in VALUED if one in options.placed} or None,
         }

@@ -51,7 +51,7 @@ class TrainOptions:
     max_length: int = 2048
     temperature: float = 0.0
     seed: int = 0
-    knobs: tuple[str, ...] = ()
+    overrides: tuple[str, ...] = ()
     track: tuple[str, ...] = ()
     threads: int | None = None
     trust_remote_code: bool = False

@@ -829,7 +829,7 @@ def test_models_and_recipes_select_modality_and_drafter(tmp_path: Path) -> None:
     assert "which --drafter zoo:llava-text-drafter is not" in every.left_out["eagle"]
 
 
-def test_knobs_are_numbers_lists_and_words() -> None:
+def test_options_are_numbers_lists_and_words() -> None:
     typed = ["a=2", "b=0.5", "c=inf", "d=true", "e=[1, 2]", "f=near=far"]
     wanted = {"a": 2, "b": 0.5, "c": math.inf, "d": True, "e": [1, 2], "f": "near=far"}
     assert parse_pairs(typed) == wanted
@@ -838,19 +838,23 @@ def test_knobs_are_numbers_lists_and_words() -> None:
             parse_pairs([pair])
 
 
-def test_a_knob_is_of_all_recipes_or_of_one() -> None:
-    knobs = ["radius=5", "spec-vla.length=6", "spec-vla.radius=7"]
-    said = ModelOptions(model="zoo:vla", recipe=["spec-vla", "hold-last-tolerance"], knobs=knobs)
+def test_an_option_is_of_all_recipes_or_of_one() -> None:
+    overrides = ["radius=5", "spec-vla.length=6", "spec-vla.radius=7"]
+    said = ModelOptions(
+        model="zoo:vla", recipe=["spec-vla", "hold-last-tolerance"], overrides=overrides
+    )
     found = select(said)
     assert found.options == {"radius": 5}
     assert found.own_options == {"spec-vla": {"length": 6, "radius": 7}}
     with pytest.raises(ValueError, match="'kerv', which is not selected; selected: spec-"):
-        select(replace(said, knobs=["kerv.length=6"]))
+        select(replace(said, overrides=["kerv.length=6"]))
 
 
-def test_a_knob_of_one_recipe_reaches_that_one_and_names_its_row() -> None:
+def test_an_option_of_one_recipe_reaches_that_one_and_names_its_row() -> None:
     recipes = ["prompt-lookup", "suffix"]
-    loaded = load_models("zoo:llava", "vlm", None, recipes, knobs=["length=4", "suffix.length=2"])
+    loaded = load_models(
+        "zoo:llava", "vlm", None, recipes, overrides=["length=4", "suffix.length=2"]
+    )
     max_length = {
         name: loaded.accelerate(name).session.bound.drafter.length.max_length for name in recipes
     }

@@ -50,7 +50,7 @@ def test_a_form_becomes_options() -> None:
         "vlm",
         recipe=["coupled"],
         seed=3,
-        knobs=["length=2"],
+        overrides=["length=2"],
         tree="3,2",
         settings=settings,
     )

@@ -128,7 +128,7 @@ def test_a_recipe_is_certified_on_a_model_that_draws(
 
 
 @pytest.mark.exhaustive
-def test_knobs_are_turned(
+def test_options_are_set(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
 ) -> None:
     asked: tuple[str, ...] = ("bench", "sweep", "--model", folders["janus"], "--repeats", "1")

@@ -70,13 +70,13 @@ def test_pictures_are_drawn_by_class_or_by_nothing(
     assert "calls" not in found
 
 
-def test_knobs_of_a_recipe_are_set(
+def test_options_of_a_recipe_are_set(
     capsys: pytest.CaptureFixture[str], folders: dict[str, str], tmp_path: Path
 ) -> None:
     asked = ["generate", "--prompt", "3", "--steps", "6", "--no-compare", "--model", folders["dit"]]
     asked += ["--out", str(tmp_path / "x.png")]
-    knobs = ("--set", "interval=2", "--set", "warm_up=1", "--set", "basis=newton")
-    found = run(capsys, *asked, "--recipe", "taylorseer", *knobs)
+    overrides = ("--set", "interval=2", "--set", "warm_up=1", "--set", "basis=newton")
+    found = run(capsys, *asked, "--recipe", "taylorseer", *overrides)
     stats = found["stats"]
     assert (stats["target_calls"], stats["num_accepted_draft_tokens"]) == (3, 3)
     found = run(capsys, *asked, "--recipe", "asd-tree", "--tree", "3,1")

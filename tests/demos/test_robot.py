@@ -20,7 +20,7 @@ def asked(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     policy().save_pretrained(folder / "policy")
     processor().save_pretrained(folder / "policy")
     named = {"model": str(folder / "policy"), "drafter": None, "world": "table"}
-    how = {"instruction": None, "deadline_ms": None, "knobs": None, "robots": 1}
+    how = {"instruction": None, "deadline_ms": None, "overrides": None, "robots": 1}
     return {**named, **how, "recipe": ["hold-last", "hold-last-tolerance"], "steps": 3, "seed": 4}
 
 
@@ -31,7 +31,7 @@ def test_episodes_at_once_are_those_one_by_one(
     """Calls per action of every way; nothing is written, and the rest is not of the clock."""
     main, calls = runpy.run_path(str(DEMO))["main"], []
     for robots, column in ((1, 3), (3, -1)):
-        main(**{**asked, "robots": robots, "knobs": ["length=6"]}, episodes=3, out=tmp_path)
+        main(**{**asked, "robots": robots, "overrides": ["length=6"]}, episodes=3, out=tmp_path)
         lines = [line for line in capsys.readouterr().out.splitlines() if " of 3 " in line]
         calls.append([line.split()[column + 2 if column > 0 else column] for line in lines])
     assert len(calls[0]) == 3

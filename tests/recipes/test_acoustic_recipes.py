@@ -1,4 +1,4 @@
-"""SSD and PCG: exact at one end of their knob, with control ids out of the bargain."""
+"""SSD and PCG: exact at one end of their option, with control ids out of the bargain."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def rule_of(fast: mmspec.Accelerated) -> Any:
 
 
 @pytest.mark.parametrize(("name", "exact"), [("ssd", {"beta": 0}), ("pcg", {"threshold": 1.5})])
-def test_at_the_end_of_the_knob_it_is_speculative_sampling(name: str, exact: Any) -> None:
+def test_at_the_end_of_the_option_it_is_speculative_sampling(name: str, exact: Any) -> None:
     request = toys.inputs("llama", batch=2)
     wanted = bound("speculative-sampling", length=3).generate(**request, **SETTINGS)
     found = bound(name, **exact).generate(**request, **SETTINGS)

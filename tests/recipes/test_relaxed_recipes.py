@@ -95,7 +95,7 @@ def test_the_trees_are_those_of_the_code() -> None:
         assert recipes.get(name).execution.nodes == 58
 
 
-def test_annealing_has_a_knob() -> None:
+def test_annealing_has_a_option() -> None:
     verifier = bound("cool-sd", delta=2, nu=0.5).recipe.verifier
     assert isinstance(verifier, Recursive)
     assert verifier.rule == Annealed(2, 0.5)

@@ -1,4 +1,4 @@
-"""UGSD: exact at one end of its knobs, the small model alone at the other."""
+"""UGSD: exact at one end of its overrides, the small model alone at the other."""
 
 from __future__ import annotations
 

@@ -42,8 +42,8 @@ def serve(loaded: LoadedModels, **changes: Any) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def loaded() -> LoadedModels:
-    knobs = ["codec=streaming-codec", "length=1"]
-    return load_models(MODEL, "tts", None, ["coupled"], knobs=knobs, max_new_tokens=40)
+    overrides = ["codec=streaming-codec", "length=1"]
+    return load_models(MODEL, "tts", None, ["coupled"], overrides=overrides, max_new_tokens=40)
 
 
 @pytest.fixture(scope="module")

@@ -48,7 +48,18 @@ MODALITIES: tuple[Any, ...] = ("music", 5, [], "", "VLM", b"vlm")
 def misuse(rng: Random, folders: Path) -> Misuse:
     """One thing that cannot be made."""
     makers: Sequence[Callable[[Random, Path], Misuse]]
-    makers = (_model, _recipe, _drafter, _drafter, _verifier, _part, _part, _knob, _knob, _function)
+    makers = (
+        _model,
+        _recipe,
+        _drafter,
+        _drafter,
+        _verifier,
+        _part,
+        _part,
+        _option,
+        _option,
+        _function,
+    )
     return rng.choice(makers)(rng, folders)
 
 
@@ -127,7 +138,7 @@ def _part(rng: Random, folders: Path) -> Misuse:
 MEANT: tuple[tuple[str, Any], ...] = (("threshold", -3), ("threshold", -0.5), ("skip", []))
 
 
-def _knob(rng: Random, folders: Path) -> Misuse:
+def _option(rng: Random, folders: Path) -> Misuse:
     """A recipe's own option with a value that is none, or one that it does not have."""
     while True:
         subject, recipe = _fitting(rng, drafts=False)

@@ -25,7 +25,7 @@ TARGET = [0, 1, 2, 3, 4]  # what the target says after the context and after eac
 SIGHT, SOUND = [1.0, 0.0], [0.0, 1.0]  # states that look at the picture, and that do not
 
 
-def verdict(drafted: list[int], states: list[list[float]], **knobs: Any) -> Verdict:
+def verdict(drafted: list[int], states: list[list[float]], **options: Any) -> Verdict:
     """The verdict on one row whose prompt is an image of two tokens, a word, and left padding."""
     distribution = torch.full((1, 5, 6), -9.0).scatter(2, torch.tensor(TARGET)[None, :, None], 9.0)
     scores = Scores(
@@ -38,7 +38,7 @@ def verdict(drafted: list[int], states: list[list[float]], **knobs: Any) -> Verd
         shared={"hidden": torch.tensor([[SOUND, SIGHT, SIGHT, SOUND]])},
         request=SimpleNamespace(inputs={"input_ids": torch.tensor([[0, IMAGE, IMAGE, 5]])}),
     )
-    rule = VisualRelevance(frozenset({IMAGE}), **{"nearest": 2, **knobs}).bind_context(context)
+    rule = VisualRelevance(frozenset({IMAGE}), **{"nearest": 2, **options}).bind_context(context)
     draft = Draft.chain(torch.tensor([drafted]), Kind.DET)
     return rule.verify(draft, scores, KeyedNoise.from_seed(0, 1, CPU))
 
@@ -94,12 +94,12 @@ def test_more_slack_keeps_more() -> None:
 
 
 @pytest.mark.parametrize(
-    ("knobs", "says"),
+    ("options", "says"),
     [({"nearest": 0}, "nearest=0"), ({"shift": -1}, "shift=-1"), ({"relevance": 1.5}, "a cosine")],
 )
-def test_numbers_that_mean_nothing_are_refused(knobs: dict[str, Any], says: str) -> None:
+def test_numbers_that_mean_nothing_are_refused(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=says):
-        VisualRelevance(frozenset({IMAGE}), **knobs)
+        VisualRelevance(frozenset({IMAGE}), **options)
 
 
 @pytest.fixture(scope="module", params=["llava", "qwen2_5_vl"])

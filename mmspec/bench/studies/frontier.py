@@ -16,32 +16,34 @@ from mmspec.accelerated import Accelerated
 from mmspec.bench.compare import compare
 from mmspec.bench.reporting import PointTable, Progress, silent
 from mmspec.bench.row import Row
-from mmspec.bench.studies.sweep import Knob, make_option
+from mmspec.bench.studies.sweep import SweptOption, make_option
 from mmspec.modality import Workload
 from mmspec.verifiers.tolerance_window import ToleranceWindow
 
 PLAIN = "fewer steps"
 
-LATENT_KNOBS: Mapping[str, Knob] = {
+LATENT_OPTIONS: Mapping[str, SweptOption] = {
     "taylorseer": make_option("interval", 2, 3, 4, 6),
-    "taylorseer, lite": Knob(
+    "taylorseer, lite": SweptOption(
         "interval", (2, 3, 4, 6), lambda value: {"interval": value, "lite": True}
     ),
-    "speca": Knob("base", (0.05, 0.1, 0.3, 1.0), lambda value: {"base": value, "floor": value / 3}),
+    "speca": SweptOption(
+        "base", (0.05, 0.1, 0.3, 1.0), lambda value: {"base": value, "floor": value / 3}
+    ),
     "first-block-cache": make_option("threshold", 0.05, 0.1, 0.15, 0.2, 0.3),
     "sea-cache": make_option("threshold", 0.05, 0.1, 0.2, 0.4),
     "tea-cache": make_option("threshold", 0.05, 0.1, 0.2, 0.4),
     "mag-cache": make_option("threshold", 0.02, 0.05, 0.1, 0.2),
     "deep-cache": make_option("interval", 2, 3, 5),
-    "deep-cache, depth 2": Knob(
+    "deep-cache, depth 2": SweptOption(
         "interval", (2, 3, 5), lambda value: {"interval": value, "depth": 2}
     ),
     "pab": make_option("spatial", 2, 3, 4),
-    "paradigms": Knob(
+    "paradigms": SweptOption(
         "tolerance", (0.02, 0.1, 0.5), lambda value: {"verifier": ToleranceWindow(value)}
     ),
 }
-LATENT_RECIPES = tuple(dict.fromkeys(name.partition(",")[0] for name in LATENT_KNOBS))
+LATENT_RECIPES = tuple(dict.fromkeys(name.partition(",")[0] for name in LATENT_OPTIONS))
 
 
 @dataclass(frozen=True)
@@ -93,16 +95,17 @@ def measure_frontier(
 
     Raises ValueError if no recipe fits.
     """
-    wanted = [name for name in LATENT_KNOBS if name.partition(",")[0] in recipes]
+    wanted = [name for name in LATENT_OPTIONS if name.partition(",")[0] in recipes]
     unknown = [one for one in recipes if not any(one == n.partition(",")[0] for n in wanted)]
     if unknown or not wanted:
         raise ValueError(
-            f"{', '.join(unknown)}: no option is known; recipes with one: {', '.join(LATENT_KNOBS)}"
+            f"{', '.join(unknown)}: no option is known; recipes with one: "
+            f"{', '.join(LATENT_OPTIONS)}"
         )
     ways, left_out = dict[str, Accelerated](), dict[str, str]()
     for name in wanted:
-        for value in LATENT_KNOBS[name].values:
-            parts = LATENT_KNOBS[name].parts(value)
+        for value in LATENT_OPTIONS[name].values:
+            parts = LATENT_OPTIONS[name].parts(value)
             try:
                 ways[f"{name} {value:g}"] = accelerated(name.partition(",")[0], **parts)
             except ValueError as error:
@@ -128,12 +131,12 @@ def measure_frontier(
 
 def _make_points(rows: Sequence[Row], own: Row, wanted: Sequence[str]) -> list[FrontierPoint]:
     """The points of all rows that ran, with `own` as plain sampling in all steps."""
-    knobs = {name: LATENT_KNOBS[name].name for name in wanted} | {PLAIN: "steps"}
+    swept = {name: LATENT_OPTIONS[name].name for name in wanted} | {PLAIN: "steps"}
     named = [(*row.recipe.rpartition(" ")[::2], row) for row in rows if not row.skipped]
     made = [
-        FrontierPoint(name, knobs[name], float(value), row, _work(row, own), _distance(row))
+        FrontierPoint(name, swept[name], float(value), row, _work(row, own), _distance(row))
         for name, value, row in named
-        if name in knobs
+        if name in swept
     ]
     plain = [one for one in made if one.recipe == PLAIN]
     return [replace(one, beaten_by=_find_better(one, plain)) for one in made]

@@ -17,7 +17,7 @@ from mmspec.verifiers.recursive import Recursive
 
 
 @dataclass(frozen=True)
-class Knob:
+class SweptOption:
     """A relaxation parameter; its first value is exact, or closest to it."""
 
     name: str
@@ -25,17 +25,17 @@ class Knob:
     parts: Callable[[float], dict[str, Any]]  # as `accelerate` takes them
 
 
-def make_option(name: str, *values: float) -> Knob:
-    """A knob that is an option of its recipe."""
-    return Knob(name, values, lambda value: {name: value})
+def make_option(name: str, *values: float) -> SweptOption:
+    """An option of a recipe, at the values of a sweep."""
+    return SweptOption(name, values, lambda value: {name: value})
 
 
 RADII = (0, 5, 9, 15, 25, 40, 64)  # bins of 256; published tolerances are 9 to 15
-KNOBS: Mapping[str, Knob] = {
-    "gsd": Knob(  # by rank alone, as distances of codes depend on the embedding
+OPTIONS: Mapping[str, SweptOption] = {
+    "gsd": SweptOption(  # by rank alone, as distances of codes depend on the embedding
         "size", (0, 3, 10, 25, 50), lambda size: {"size": size, "distance": math.inf}
     ),
-    "sjd-pp": Knob(
+    "sjd-pp": SweptOption(
         "tau", (math.inf, 4.0, 2.0, 1.0, 0.5), lambda tau: {"tau": tau, "reuse": "published"}
     ),
     "zipar": make_option("window", 9, 7, 5, 4, 3, 2),
@@ -43,7 +43,7 @@ KNOBS: Mapping[str, Knob] = {
     "lantern": make_option("delta", 0.0, 0.05, 0.1, 0.2, 0.4, 0.8),
     "lantern-pp": make_option("factor", 1.0, 2.0, 5.0, 10.0, 20.0),
     "cool-sd": make_option("delta", 1.0, 1.1, 1.5, 2.0, 4.0),
-    "lenience": Knob(
+    "lenience": SweptOption(
         "ell", (1.0, 0.8, 0.6, 0.4, 0.2), lambda ell: {"verifier": Recursive(Lenience(ell))}
     ),
     "hold-last-tolerance": make_option("radius", *RADII),
@@ -60,13 +60,13 @@ COLUMNS = (  # of a row, in a table of points
 
 @dataclass(frozen=True)
 class SweepPoint:
-    """One recipe with its knob at one value.
+    """One recipe with its option at one value.
 
     `toy_distance` is the total variation of a tiny model's whole output, by enumeration.
     """
 
     recipe: str
-    knob: str
+    option: str
     value: float
     row: Row
     toy_distance: float | None
@@ -81,7 +81,7 @@ class SweepPoint:
         }
         return {
             "recipe": self.recipe,
-            "knob": self.knob,
+            "option": self.option,
             "value": self.value,
             **{name: getattr(self.row, name) for name in COLUMNS},
             "speedup_least": minimum,
@@ -130,25 +130,25 @@ def sweep(
     All values of a recipe are timed in one benchmark, with plain decoding. Raises ValueError for
     recipes without one.
     """
-    unknown = [name for name in recipes if name not in KNOBS]
+    unknown = [name for name in recipes if name not in OPTIONS]
     if unknown or not recipes:
         raise ValueError(
-            f"{', '.join(unknown)}: no parameter to sweep; recipes with one: {', '.join(KNOBS)}"
+            f"{', '.join(unknown)}: no parameter to sweep; recipes with one: {', '.join(OPTIONS)}"
         )
     alone = replace(workload, baselines={}, peers=None)
     points: list[SweepPoint] = []
     plain: list[Row] = []
     for name in recipes:
-        knob = KNOBS[name]
-        ways = {str(value): accelerated(name, **knob.parts(value)) for value in knob.values}
+        option = OPTIONS[name]
+        ways = {str(value): accelerated(name, **option.parts(value)) for value in option.values}
         found = compare(
             model, ways, alone, repeats=repeats, seed=seed, efficiency=False, progress=progress
         )
         plain.append(found.rows[0])
-        for value, row in zip(knob.values, found.rows[1:], strict=True):
+        for value, row in zip(option.values, found.rows[1:], strict=True):
             toy = workload.tiny_model_distance
-            distance = None if toy is None else toy(name, knob.parts(value))
-            points.append(SweepPoint(name, knob.name, value, row, distance))
+            distance = None if toy is None else toy(name, option.parts(value))
+            points.append(SweepPoint(name, option.name, value, row, distance))
     return Sweep(
         model=model,
         points=points,

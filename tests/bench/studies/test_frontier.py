@@ -12,7 +12,7 @@ import pytest
 import mmspec
 from mmspec.bench.row import Row
 from mmspec.bench.studies.frontier import (
-    LATENT_KNOBS,
+    LATENT_OPTIONS,
     PLAIN,
     Frontier,
     FrontierPoint,
@@ -51,8 +51,8 @@ def _measure(*chosen: str) -> Frontier:
 @pytest.mark.exhaustive
 def test_points_have_calls_work_and_distance(tmp_path: Path) -> None:
     found = _measure("taylorseer", "pab", "paradigms")
-    knobs = {n: LATENT_KNOBS[n] for n in ("taylorseer", "taylorseer, lite", "pab", "paradigms")}
-    expected = [(name, value) for name, knob in knobs.items() for value in knob.values]
+    options = {n: LATENT_OPTIONS[n] for n in ("taylorseer", "taylorseer, lite", "pab", "paradigms")}
+    expected = [(name, value) for name, option in options.items() for value in option.values]
     assert [(one.recipe, one.value) for one in found.points][: len(expected)] == expected
     plain = [one for one in found.points if one.recipe == PLAIN]
     assert [one.value for one in plain] == [one.row.calls for one in plain]

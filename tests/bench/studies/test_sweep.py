@@ -1,4 +1,4 @@
-"""Knobs of relaxed recipes: exact at one end, further from the target towards the other."""
+"""Options of relaxed recipes: exact at one end, further from the target towards the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 import mmspec
 from mmspec import recipes
 from mmspec.bench.studies.frontier import LATENT_RECIPES
-from mmspec.bench.studies.sweep import KNOBS, Sweep, flatten, sweep
+from mmspec.bench.studies.sweep import OPTIONS, Sweep, flatten, sweep
 from mmspec.cli.options import ModelOptions
 from mmspec.cli.studies import _list_relaxed
 from mmspec.modalities.image import tiny_models as toys
@@ -22,12 +22,12 @@ IN_VERIFIER = ("gsd", "lantern", "lantern-pp", "cool-sd", "lenience")
 
 
 def distance(name: str, value: float) -> float | None:
-    return toy_distance(name, KNOBS[name].parts(value))
+    return toy_distance(name, OPTIONS[name].parts(value))
 
 
 @pytest.mark.parametrize("name", exhaustive(IN_VERIFIER, [*IN_VERIFIER][::2]))
-def test_knobs_begin_exact_and_move_away(name: str) -> None:
-    values = KNOBS[name].values
+def test_options_begin_exact_and_move_away(name: str) -> None:
+    values = OPTIONS[name].values
     least, most = distance(name, values[0]), distance(name, values[-1])
     assert least is None or least < 1e-12
     assert most is not None
@@ -54,7 +54,7 @@ def measured(*chosen: str) -> Sweep:
 @pytest.mark.exhaustive
 def test_points_are_written_and_drawn(tmp_path: Path) -> None:
     found = measured("cool-sd", "gsd")
-    wanted = [(name, value) for name in ("cool-sd", "gsd") for value in KNOBS[name].values]
+    wanted = [(name, value) for name in ("cool-sd", "gsd") for value in OPTIONS[name].values]
     assert [(point.recipe, point.value) for point in found.points] == wanted
     assert len(found.plain) == 2
     assert found.points[0].row.distance == pytest.approx(0, abs=1e-6)
@@ -89,6 +89,6 @@ def test_columns_of_a_modality_are_numbers() -> None:
     assert flatten({"success": 0.5, "McNemar": {"p": 1.0}}) == {"success": 0.5, "McNemar p": 1.0}
 
 
-def test_a_recipe_without_a_knob_is_refused() -> None:
+def test_a_recipe_without_an_option_is_refused() -> None:
     with pytest.raises(ValueError, match=r"sjd: no parameter to sweep; recipes with one: gsd"):
         measured("sjd")

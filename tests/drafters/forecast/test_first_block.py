@@ -23,7 +23,7 @@ def _draw_image(pipe: Any, threshold: float) -> tuple[torch.Tensor, int, int]:
 
 
 @pytest.mark.parametrize("name", ["dit", "flux"])
-def test_the_threshold_is_the_knob(name: str) -> None:
+def test_the_threshold_is_the_option(name: str) -> None:
     """Below 0 nothing is skipped, bit for bit; at infinity everything after the first step is."""
     pipe, calls = PIPELINES[name](), STEPS * (2 if name == "flux" else 1)
     plain = draw(pipe)
