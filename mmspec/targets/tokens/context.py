@@ -305,8 +305,11 @@ def control_ids(reader: Any) -> frozenset[int]:
 def append_tokens(reader: Any, inputs: Mapping[str, Any], ids: Tensor) -> dict[str, Any]:  # (B, n)
     """Append tokens to the prompt of a request; other per-token inputs repeat their last value.
 
-    Images and audio are unchanged, even if they are as long as the prompt.
+    Images and audio are unchanged, even if they are as long as the prompt. A placeholder among the
+    tokens, which a model may sample but has no features, becomes token 0: only training gives any.
     """
+    if reader is not None and reader.placeholder_ids:
+        ids = ids.masked_fill(torch.isin(ids, ids.new_tensor(reader.placeholder_ids)), 0)
     longer = {name: value for name, value in inputs.items() if name != "position_ids"}
     has_ids = inputs.get("input_ids") is not None
     prompt = inputs["input_ids" if has_ids else "inputs_embeds"]

@@ -97,6 +97,9 @@ class JointPrefill:
             return None
         if not draft.is_chain or not draft.nodes or draft.node_inputs is not None:
             return None
+        images = draft.tokens.new_tensor(reader.placeholder_ids)
+        if bool(torch.isin(draft.tokens, images).any()):  # without features, in a prompt
+            return None
         return cls(reader, request, draft)
 
     @property

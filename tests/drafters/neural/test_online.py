@@ -54,6 +54,26 @@ def test_the_output_stays_and_calls_become_fewer(family: str, settings: dict[str
     assert not learner.examples
 
 
+def test_an_answer_with_a_placeholder_is_learned_from_too() -> None:
+    """A target may sample the placeholder of a picture, which then has no features."""
+    model = toys.model("llava", layers=2)
+
+    def force(ids: Tensor, scores: Tensor) -> Tensor:
+        if ids.shape[1] % 4:
+            return scores
+        return torch.zeros_like(scores).index_fill_(1, torch.tensor([toys.IMAGE]), 99.0)
+
+    request = toys.inputs("llava", batch=2, ragged=True)
+    own = {"max_new_tokens": ROOM, "do_sample": False, "logits_processor": [force]}
+    fast = mmspec.accelerate(model, "osd", drafter=noisy("llava", layers=2, scale=0.3))
+    out = fast.generate(**request, **own)
+    assert torch.equal(out.sequences, mmspec.decode_plain(model, **request, **own).sequences)
+    assert toys.IMAGE in out.sequences[:, -ROOM:]
+    assert out.stats.fallback is None
+    assert fast.generate(**request, **own).stats.fallback is None
+    assert fast.session.bound.drafter.learner.num_updates > 0
+
+
 @pytest.mark.exhaustive
 def test_what_is_learned_at_other_places_does_not_help(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the target's distributions, each for the token after."""

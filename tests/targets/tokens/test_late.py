@@ -15,6 +15,7 @@ from mmspec.distributions.categorical import as_categorical
 from mmspec.distributions.noise import KeyedNoise
 from mmspec.distributions.sampling import Sampling
 from mmspec.draft import Draft, Kind
+from mmspec.targets.memory import build_block
 from mmspec.targets.tokens import late
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request, append_tokens
@@ -131,6 +132,24 @@ def test_a_wrong_reading_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
     assert act(robot("hold-last"), [remembering(wanted)])[0] != wanted
 
 
+@pytest.mark.parametrize("family", ["llava", "qwen2_5_vl"])
+def test_a_drafted_placeholder_is_read_behind_the_prompt(family: str) -> None:
+    """Within the prompt it would be counted as one of an image that has no features."""
+    target, context = begun(family, 1)
+    (image, *_) = target.backbone.placeholder_ids
+    drafts = torch.tensor([[5, image, 7]])
+    assert (
+        JointPrefill.from_request(target.backbone, context.request, Draft.chain(drafts, Kind.DET))
+        is None
+    )
+    found = as_categorical(target.score(context, Draft.chain(drafts, Kind.DET)).distribution).scores
+    memory, first, _ = target.backbone.prefill(context.request.inputs, extra_slots=8)
+    block = build_block([[5]], Draft.chain(drafts[:, 1:], Kind.DET), memory.like)
+    after, _ = target.backbone.read(memory, block)
+    expected = torch.cat((first[:, None], after), 1)
+    torch.testing.assert_close(found, expected, atol=1e-4, rtol=1e-4)
+
+
 def test_what_cannot_be_read_together_is_not() -> None:
     target, context = begun("llava", 1)
     chain = Draft.chain(DRAFTS[:1], Kind.DET)
@@ -142,6 +161,13 @@ def test_what_cannot_be_read_together_is_not() -> None:
     )
     distribution: Any = target.score(context, tree).distribution
     assert distribution.scores.shape[1] == 4
+
+
+def test_an_appended_placeholder_is_no_picture() -> None:
+    reader = backbone(toys.model("llava"))
+    (image, *_), ids = reader.placeholder_ids, torch.tensor([[5, 6]])
+    longer = append_tokens(reader, {"input_ids": ids}, torch.tensor([[9, image, 3]]))
+    assert longer["input_ids"].tolist() == [[5, 6, 9, 0, 3]]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.targets.readers.reader import Reader
+from mmspec.targets.readers.visual import placeholder_ids
 from mmspec.training.heads import TrainingExample, read_example
 from mmspec.training.losses import soft_cross_entropy
 from mmspec.training.small_model import MASSV, TEXT_ONLY, TrainableSmallModel
@@ -44,9 +46,13 @@ class SightedModel(nn.Module):
     def language_model(self) -> Any:
         return self.model
 
-    def logits(self, example: TrainingExample) -> Tensor:  # (B, T, V)
-        """Logits of the tokens of an example."""
-        tokens = example.tokens.clamp_min(0)
+    def logits(self, example: TrainingExample, placeholders: Sequence[int]) -> Tensor:  # (B, T, V)
+        """Logits of the tokens of an example.
+
+        A placeholder of a picture that the target sampled has no features: it is read as token 0.
+        """
+        sampled = torch.isin(example.tokens, torch.tensor(placeholders))
+        tokens = example.tokens.masked_fill(sampled, 0).clamp_min(0)
         inputs = dict(example.inputs)
         ids = torch.cat((inputs.pop("input_ids"), tokens), 1)
         mask = torch.cat((inputs.pop("attention_mask"), torch.ones_like(tokens)), 1)
@@ -91,8 +97,8 @@ def new_sighted_model(reader: Reader, counts: Tensor, processor: Any) -> Sighted
 def token_loss(reader: Reader, head: SightedModel, example: TrainingExample) -> Tensor:  # ()
     """Cross entropy of the target's tokens."""
     real = example.tokens >= 0
-    logits = head.logits(example)[real].float()
-    return functional.cross_entropy(logits, example.tokens[real])
+    logits = head.logits(example, placeholder_ids(reader.model, reader.family))
+    return functional.cross_entropy(logits[real].float(), example.tokens[real])
 
 
 def distillation_loss(reader: Reader, head: SightedModel, example: TrainingExample) -> Tensor:
@@ -101,7 +107,8 @@ def distillation_loss(reader: Reader, head: SightedModel, example: TrainingExamp
     real = example.tokens >= 0
     count = real.shape[1]
     states = read.prompt.features[:, -count - 1 : -1]
-    return soft_cross_entropy(head.logits(example)[real], reader.head(states[real]))
+    logits = head.logits(example, placeholder_ids(reader.model, reader.family))
+    return soft_cross_entropy(logits[real], reader.head(states[real]))
 
 
 def decoder_layers(head: Any) -> nn.Module:
