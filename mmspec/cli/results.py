@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
 from time import process_time
@@ -19,7 +19,6 @@ from mmspec.bench.results import categories
 from mmspec.bench.results.categories import CategoryTable
 from mmspec.bench.results.lines import Line, lines_of, rank
 from mmspec.bench.results.page import (
-    VLM,
     Page,
     Section,
     count_repeated,
@@ -71,9 +70,11 @@ def run(
     models.set_threads(effort.threads)
     measure_all(wanted, store, effort, json)
     lines = [line for job in jobs for line in _lines(job, store, effort)]
-    table = _categories(jobs, lines, store, effort, json, only is None and VLM in _groups(wanted))
+    measured = _groups(wanted) if only is None else set()
+    tables = _categories(jobs, lines, store, effort, json, measured)
     sections = _sections(jobs, lines, store, effort)
-    page = Page(sections, _command(effort, vlm_model, out, modality if kept else None), table, note)
+    command = _command(effort, vlm_model, out, modality if kept else None)
+    page = Page(sections, command, tables, note)
     if kept is not None:
         page = keep_sections(kept, page, _groups(wanted))
     page.write(out, before, _plot(page, out))
@@ -199,19 +200,24 @@ def _categories(
     store: Store,
     effort: Effort,
     json: bool,
-    is_wanted: bool,
-) -> CategoryTable | None:
-    """The table of categories, if a vision-language target is trained on them."""
-    group = next(job.group for job in jobs if job.group.name == VLM)
-    model = categories.find_target(group)
-    if model is None:
-        return None
-    head = categories.find_best_head(model, lines)
-    planned = categories.plan_categories(group, model, head)
-    if is_wanted:
-        measure_all(planned, store, effort, json)
-    found = [(job, store.find(describe(job, effort))) for job in planned]
-    return categories.make_table(model, head, found)
+    measured: Collection[str],
+) -> tuple[CategoryTable, ...]:
+    """The tables of categories: of each section whose target is trained on them.
+
+    Those of the sections `measured` are measured where they lack.
+    """
+    tables = []
+    for group in {job.group.name: job.group for job in jobs}.values():
+        model = categories.find_target(group)
+        if model is None:
+            continue
+        head = categories.find_best_head(model, lines)
+        planned = categories.plan_categories(group, model, head)
+        if group.name in measured:
+            measure_all(planned, store, effort, json)
+        found = [(job, store.find(describe(job, effort))) for job in planned]
+        tables.append(categories.make_table(model, head, found))
+    return tuple(tables)
 
 
 def _sections(

@@ -96,21 +96,27 @@ def test_a_system_without_a_recipe_is_measured_by_its_study(
 def test_sections_that_are_not_measured_are_kept(tmp_path: Path) -> None:
     def make(sections: dict[str, str], note: str = "") -> Page:
         made = tuple(
-            Section(name, name, "zoo:m", about, (Line(name, "a", "zoo:m"),))
+            Section(name, name, f"zoo:{name}", about, (Line(name, "a", "zoo:m"),))
             for name, about in sections.items()
         )
-        return Page(made, f"run {len(note)}", CategoryTable("zoo:m", None, ()), note)
+        tables = tuple(CategoryTable(f"zoo:{one}", about, ()) for one, about in sections.items())
+        return Page(made, f"run {len(note)}", tables, note)
 
     make({"vlm": "old", "mar": "old"}, "busy").write(tmp_path / "a.md", None, {})
     before = read_page(tmp_path / "a.json")
     new = make({"vlm": "new", "mar": "not measured"})
     page = keep_sections(before, new, {"vlm"})
     assert [one.about for one in page.sections] == ["new", "old"]
+    assert {one.model: one.head for one in page.categories} == {"zoo:vlm": "new", "zoo:mar": "old"}
     assert (page.command, page.note) == ("run 4\nrun 0", "busy")
     again = keep_sections(replace(page, command="run 4\nrun 0\nrun 4"), new, {"vlm"})
     assert again.command == "run 4\nrun 0"
     page.write(tmp_path / "b.md", before, {})
     assert read_page(tmp_path / "b.json") == page
+    older = json.loads((tmp_path / "b.json").read_text())
+    older["categories"] = older["categories"][0]  # one table, as pages had before
+    (tmp_path / "c.json").write_text(json.dumps(older))
+    assert read_page(tmp_path / "c.json").categories == page.categories[:1]
     with pytest.raises(ValueError, match="lacks the section tts; measure it too"):
         keep_sections(before, make({"tts": "not measured"}), {"vlm"})
 

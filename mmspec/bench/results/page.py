@@ -15,7 +15,6 @@ from mmspec.bench.results.systems import SOURCE
 from mmspec.errors import parse_json
 
 T = TypeVar("T")
-VLM = "vlm"  # the section that the table of categories belongs to
 TITLES = (
     *("rank", "system", "output", "drafter, trained", "it sees", "acceptance length"),
     *("fewer calls", "speed", "least", "most", "quality", "paper", "why"),
@@ -67,7 +66,7 @@ class Page:
 
     sections: tuple[Section, ...]
     command: str
-    categories: CategoryTable | None = None
+    categories: tuple[CategoryTable, ...] = ()  # of the targets of some sections
     note: str = ""  # what the reader must know of the measurement
 
     @property
@@ -90,8 +89,8 @@ class Page:
         text += [self.note, ""] if self.note else []
         for section in self.sections:
             text += [*_section(section, plots.get(section.name)), ""]
-        if self.categories is not None:
-            text += [*self.categories.markdown(), ""]
+        for table in self.categories:
+            text += [*table.markdown(), ""]
         text += [] if moves is None else [*_moves(moves), ""]
         return "\n".join(text)
 
@@ -135,10 +134,12 @@ def keep_sections(before: Page, page: Page, measured: Collection[str]) -> Page:
             f"the page to keep lacks the section {missing[0]}; measure it too (--modality)"
         )
     sections = tuple(one if one.name in measured else known[one.name] for one in page.sections)
-    table = page.categories if VLM in measured else before.categories
+    fresh = {one.model for one in sections if one.name in measured}
+    old = [one for one in before.categories if one.model not in fresh]
+    tables = (*old, *(one for one in page.categories if one.model in fresh))
     earlier = [one for one in before.command.splitlines() if one != page.command]
     command = "\n".join((*dict.fromkeys(earlier), page.command))
-    return Page(sections, command, table, page.note or before.note)
+    return Page(sections, command, tables, page.note or before.note)
 
 
 def read_page(file: Path) -> Page:
@@ -148,11 +149,12 @@ def read_page(file: Path) -> Page:
         raise ValueError(
             f"{file} is no page of results; give the .json that `mmspec bench results` wrote"
         )
-    table = data.get("categories")
+    tables = data.get("categories") or ()
+    tables = [tables] if isinstance(tables, dict) else tables  # of older pages: one
     return Page(
         tuple(_read(Section, one, lines=_read_lines(Line, one)) for one in data["sections"]),
         data["command"],
-        table and _read(CategoryTable, table, lines=_read_lines(CategoryLine, table)),
+        tuple(_read(CategoryTable, one, lines=_read_lines(CategoryLine, one)) for one in tables),
         data.get("note", ""),
     )
 

@@ -31,6 +31,7 @@ class Group:
     controls: bool = False  # whether lossy recipes are measured beside as many calls of the target
     settings: Mapping[str, Any] = field(default_factory=dict)  # of the modality
     baselines_of: Mapping[str, Sequence[str]] = field(default_factory=dict)  # of another target
+    systems_of: str | None = None  # section whose systems with a draft model of `model` it has too
 
     @property
     def model(self) -> str:
@@ -145,7 +146,7 @@ def plan(vlm_model: str | None = None) -> list[Job]:
     for group in read_groups().values():
         if vlm_model is not None and group.name == "vlm":
             group = replace(group, models=(vlm_model,))
-        systems = [one for one in read_systems() if one.group == group.name and one.recipe]
+        systems = _systems(group)
         studies = [one for one in read_systems() if one.group == group.name and one.study]
         targets = dict.fromkeys([group.model, *(one.model for one in systems if one.model)])
         for target in targets:
@@ -160,6 +161,24 @@ def plan(vlm_model: str | None = None) -> list[Job]:
         for one in () if group.models == (vlm_model,) else studies:  # of models of its own
             jobs.append(Job(one.name, group, one.model or group.model, (), {}, one))
     return jobs
+
+
+def _systems(group: Group) -> list[System]:
+    """The systems with a recipe of a section."""
+    own = group.systems_of or group.name
+    found = [one for one in read_systems() if one.group == own and one.recipe]
+    if group.systems_of is None:
+        return found
+    return [replace(one, model=None) for one in found if _has_drafter(group.model, one.recipe)]
+
+
+def _has_drafter(target: str, recipe: str | None) -> bool:
+    """Whether a recipe needs no draft model, or one of the target sees what it should."""
+    plan_ = recipes.get(str(recipe))
+    name = zoo.drafter_for(target, plan_)
+    if not plan_.takes_drafter or name is None:
+        return not plan_.takes_drafter
+    return plan_.sees in ("auto", zoo.info(name).sees)
 
 
 def _fitting(group: Group, target: str) -> tuple[str, ...]:

@@ -34,7 +34,8 @@ def test_a_system_has_a_recipe_or_says_why_not() -> None:
 
 def test_every_system_with_a_recipe_is_measured_and_every_target_has_baselines() -> None:
     jobs = plan()
-    named = [job.name for job in jobs if job.system is not None]
+    shared = {name for name, group in read_groups().items() if group.systems_of}
+    named = [job.name for job in jobs if job.system is not None and job.group.name not in shared]
     assert named == [
         one.name
         for group in read_groups()
@@ -48,6 +49,17 @@ def test_every_system_with_a_recipe_is_measured_and_every_target_has_baselines()
     lossy = next(job for job in jobs if job.name == "SpeCa")
     assert lossy.peers  # beside the pipeline in as many calls
     assert not next(job for job in jobs if job.name == "ASD").peers
+
+
+def test_a_section_of_another_family_has_the_systems_that_have_a_draft_model() -> None:
+    """Of its own: a recipe for text-only draft models has no row with one that sees pixels."""
+    found = {job.name: job for job in plan() if job.group.name == "vlm-qwen"}
+    assert {job.model for job in found.values()} == {"zoo:qwen2.5-vl-chat"}
+    assert {"EdgeSD", "SAGE", "TABED", "HSD"} < found.keys()
+    assert not {"SPD-MLLM", "MASSV", "DREAM", "SV"} & found.keys()
+    assert found["SAGE"].settings == read_groups()["vlm"].settings
+    (baselines,) = (job for job in found.values() if job.is_baselines)
+    assert baselines.recipes == read_groups()["vlm"].baselines
 
 
 @pytest.mark.parametrize(
@@ -87,7 +99,8 @@ def test_another_target_is_of_the_vision_language_rows_alone() -> None:
 def test_rows_are_selected_by_section_system_and_recipe() -> None:
     jobs = plan()
     assert {job.group.name for job in select(jobs, ["mar"], None)} == {"mar"}
-    assert [job.name for job in select(jobs, None, ["hivis", "MASSV"])] == ["MASSV", "HiViS"]
+    of_llava = select(jobs, ["vlm"], ["hivis", "MASSV"])
+    assert [job.name for job in of_llava] == ["MASSV", "HiViS"]
     assert all(job.is_baselines for job in select(jobs, None, ["baselines"]))
     for modality, only in ((["vlmm"], None), (None, ["hivs"])):
         with pytest.raises(ValueError, match="did you mean"):
@@ -95,7 +108,7 @@ def test_rows_are_selected_by_section_system_and_recipe() -> None:
 
 
 def test_a_row_has_a_request_of_each_kind() -> None:
-    (job,) = select(plan(), None, ["vispec"])
+    (job,) = select(plan(), ["vlm"], ["vispec"])
     assert [job.count_requests(one) for one in (1, 4, 8)] == [6, 6, 8]
     (other,) = select(plan(), None, ["speca"])
     assert other.count_requests(1) == 1

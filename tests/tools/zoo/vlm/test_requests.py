@@ -62,10 +62,11 @@ def test_prompts_are_padded_on_the_left() -> None:
 
 
 @pytest.mark.exhaustive
+@pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("category", FLOORS)
-def test_the_bundled_target_answers_as_its_card_says(category: str) -> None:
-    model: Any = zoo.load("llava-chat")
-    encoder = ConversationEncoder(FAMILIES["llava"], zoo.processor("llava-chat"))
+def test_the_bundled_targets_answer_as_their_cards_say(name: str, category: str) -> None:
+    model: Any = zoo.load(name)
+    encoder = ConversationEncoder(FAMILIES[PLANS[name].family], zoo.processor(name))
     asked = requests(12, "held-out", seed=1, category=category)
     answers = answer(model, encoder, asked)
     scores = [
@@ -78,9 +79,10 @@ def test_the_bundled_target_answers_as_its_card_says(category: str) -> None:
 
 
 @pytest.mark.exhaustive
-def test_a_conversation_is_answered_as_by_the_model_itself() -> None:
-    model: Any = zoo.load("llava-chat")
-    encoder = ConversationEncoder(FAMILIES["llava"], zoo.processor("llava-chat"))
+@pytest.mark.parametrize("name", PLANS)
+def test_a_conversation_is_answered_as_by_the_model_itself(name: str) -> None:
+    model: Any = zoo.load(name)
+    encoder = ConversationEncoder(FAMILIES[PLANS[name].family], zoo.processor(name))
     asked = requests(2, "held-out", seed=2, category="conversation")
     turns = asked[0].turns
     inputs = make_inputs(encoder, asked, [[turns[0].answer], [asked[1].turns[0].answer]])

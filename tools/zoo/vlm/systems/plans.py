@@ -220,7 +220,7 @@ PLANS = {
         size="nothing reads embeddings; a quarter of the target's layers drafts with it",
     ),
     "massv": Plan(
-        "MASSV: a Llama of one layer and a projector of its target's vision features.",
+        "MASSV: a language model of one layer and a projector of its target's vision features.",
         "massv",
         new_projected_model,
         (
@@ -268,7 +268,7 @@ PLANS = {
         size="the word embeddings and the vision tower (trained before) are its own",
     ),
     "text-drafter": Plan(
-        "Llama of one layer with the tokenizer of its target; does not read the image.",
+        "Language model of one layer with the tokenizer of its target; does not read the image.",
         "spd-mllm",
         new_text_model,
         (Stage("cross entropy of the target's answers", small_model_loss),),

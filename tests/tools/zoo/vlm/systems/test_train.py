@@ -39,7 +39,7 @@ from tools.zoo.vlm.systems.pool import AnswerPool, SceneRequest, SceneTurn, load
 from tools.zoo.vlm.systems.train import names
 
 TARGET, QWEN = "llava", "qwen2.5-vl"
-HEADS_OF_QWEN = tuple(PLANS)
+HEADS_OF_QWEN = ("drafter", "eagle3", "fastvlm", "massv", "msd", "vispec")
 
 
 # --- budget ---------------------------------------------------------------------------------------
@@ -229,24 +229,27 @@ def test_plans_share_the_budget_and_belong_to_their_recipes() -> None:
         plan_of(zoo.Entry("llava-nothing", "", "", "", TARGET))
 
 
-def test_the_bundled_ones_are_those_of_the_plans_and_are_found_by_recipe() -> None:
-    bundled = [zoo.info(name) for name in zoo.names() if zoo.info(name).target == "llava-chat"]
-    assert {one.name for one in bundled} == {one.name for one in names("llava-chat")}
+@pytest.mark.parametrize(
+    ("target", "heads"),
+    [("llava-chat", set(PLANS)), ("qwen2.5-vl-chat", {"drafter", "eagle3"})],
+)
+def test_the_bundled_ones_are_those_of_the_plans_and_are_found_by_recipe(
+    target: str, heads: set[str]
+) -> None:
+    bundled = [zoo.info(name) for name in zoo.names() if zoo.info(name).target == target]
+    assert {one.name for one in bundled} == {f"{target}-{head}" for head in heads}
     for entry in bundled:
         plan = plan_of(entry)
-        assert replace(entry, recipes=tuple(entry.recipes)) == entry_of("llava-chat", _head(entry))
+        head = entry.name.removeprefix(f"{target}-")
+        assert replace(entry, recipes=tuple(entry.recipes)) == entry_of(target, head)
         folder = zoo.path(entry.name)
         report = json.loads((folder / "measured.json").read_text())
         assert (folder / "README.md").read_text() == _card(entry, train, report)
         for recipe in (plan.recipe, *plan.recipes):
-            assert zoo.drafter_for("zoo:llava-chat", recipes.get(recipe)) == f"zoo:{entry.name}"
+            assert zoo.drafter_for(f"zoo:{target}", recipes.get(recipe)) == f"zoo:{entry.name}"
     for recipe in ("coupled", "sage", "edgesd", "ibed", "tabed"):
-        found = zoo.drafter_for("zoo:llava-chat", recipes.get(recipe))
-        assert found == "zoo:llava-chat-drafter"
-
-
-def _head(entry: zoo.Entry) -> str:
-    return entry.name.removeprefix("llava-chat-")
+        found = zoo.drafter_for(f"zoo:{target}", recipes.get(recipe))
+        assert found == f"zoo:{target}-drafter"
 
 
 @pytest.mark.exhaustive
