@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import torch
 
+from mmspec.call_stack import reserve_stack
 from mmspec.decode import decode
 from mmspec.draft import Draft, Round
 from mmspec.errors import check_number, is_integer, is_of_library, library_message
@@ -158,6 +159,7 @@ class Accelerated(Calls):
         """What the draft model sees of the prompt."""
         return str(self.session.sees)
 
+    @reserve_stack
     @torch.no_grad()
     def _run(
         self,

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from mmspec.bench.reporting import Progress, read_clock, silent
+from mmspec.call_stack import reserve_stack
 from mmspec.modality import Runner, RunResult
 
 RUN_ERRORS = (ValueError, RuntimeError, TypeError, IndexError, AttributeError, KeyError)
@@ -123,6 +124,7 @@ def time_runners(
     return TimingResult(timings, failures)
 
 
+@reserve_stack  # of all runners alike
 def _time_request(
     runner: Runner, request: Mapping[str, Any], seed: int, device: torch.device, timings: Timings
 ) -> None:

@@ -25,6 +25,7 @@ from typing import Any, Self
 import torch
 
 from mmspec.accelerated import check_call_arguments
+from mmspec.call_stack import reserve_stack
 from mmspec.draft import Round
 from mmspec.errors import check_number
 from mmspec.serving.batch import Row, RowBatch
@@ -215,6 +216,7 @@ class Engine:
         with self._wake:
             self._wake.notify()
 
+    @reserve_stack
     def _work(self) -> None:
         """The engine's thread: one turn after the other, while there is work."""
         models = self.session.bound.models
