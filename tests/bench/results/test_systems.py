@@ -55,7 +55,7 @@ def test_a_section_of_another_family_has_the_systems_that_have_a_draft_model() -
     """Of its own: a recipe for text-only draft models has no row with one that sees pixels."""
     found = {job.name: job for job in plan() if job.group.name == "vlm-qwen"}
     assert {job.model for job in found.values()} == {"zoo:qwen2.5-vl-chat"}
-    assert {"EdgeSD", "SAGE", "TABED", "HSD"} < found.keys()
+    assert {"ViSpec", "SAGE", "TABED", "HSD"} < found.keys()
     assert not {"SPD-MLLM", "MASSV", "DREAM", "SV"} & found.keys()
     assert found["SAGE"].settings == read_groups()["vlm"].settings
     (baselines,) = (job for job in found.values() if job.is_baselines)

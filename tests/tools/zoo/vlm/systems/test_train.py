@@ -231,7 +231,7 @@ def test_plans_share_the_budget_and_belong_to_their_recipes() -> None:
 
 @pytest.mark.parametrize(
     ("target", "heads"),
-    [("llava-chat", set(PLANS)), ("qwen2.5-vl-chat", {"drafter", "eagle3"})],
+    [("llava-chat", set(PLANS)), ("qwen2.5-vl-chat", {"vispec", "drafter", "eagle3"})],
 )
 def test_the_bundled_ones_are_those_of_the_plans_and_are_found_by_recipe(
     target: str, heads: set[str]
