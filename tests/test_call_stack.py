@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import resource
+import sys
 from collections.abc import Callable
+from types import FunctionType
 
 import pytest
 
+from mmspec.accelerated import Accelerated
+from mmspec.bench import timing
 from mmspec.call_stack import reserve_stack
+from mmspec.serving.engine import Engine
 
 CALLS = 400
+CHUNK = 16 * 1024  # bytes
 
 
 def leaf(value: int) -> int:
@@ -37,6 +43,11 @@ def test_a_loop_at_the_end_of_a_chunk_is_not_slower_with_room() -> None:
     if count_slow_depths(loop) == 0:
         pytest.skip("this interpreter maps no chunks within a loop")
     assert count_slow_depths(reserve_stack(loop)) == 0
+
+
+@pytest.mark.parametrize("function", [Accelerated._run, timing._time_request, Engine._work])
+def test_what_runs_decoding_loops_has_room(function: FunctionType) -> None:
+    assert 8 * function.__code__.co_stacksize > CHUNK or sys.implementation.name != "cpython"
 
 
 def test_a_function_is_otherwise_as_it_was() -> None:
