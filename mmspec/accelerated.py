@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Self
 import numpy as np
 import torch
 
-from mmspec.call_stack import reserve_stack
 from mmspec.decode import decode
 from mmspec.draft import Draft, Round
 from mmspec.errors import check_number, is_integer, is_of_library, library_message
@@ -27,6 +26,7 @@ from mmspec.recipe import Recipe
 from mmspec.saving import save
 from mmspec.stats import CompileLog, Ledger, Stats
 from mmspec.streaming import stream_rounds, take_turns
+from mmspec.targets.call_stack import reserve_stack
 
 if TYPE_CHECKING:  # the calls of all modalities, made by tools/surface.py
     from mmspec._surface import Calls

@@ -21,7 +21,7 @@ from tests.forks import ProcessResult, run_forked
 ROOT = Path(__file__).resolve().parents[1]
 SHELVES = ("modalities", "compressors", "verifiers")
 FLOORS = (
-    ("errors", "_attributes", "_renamed", "call_stack"),
+    ("errors", "_attributes", "_renamed"),
     ("trees", "_hf", "_hf_beams", "_hf_cache", "_hf_positions"),
     ("distributions",),
     ("draft", "stats"),

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 from mmspec.bench.reporting import Progress, read_clock, silent
-from mmspec.call_stack import reserve_stack
 from mmspec.modality import Runner, RunResult
+from mmspec.targets.call_stack import reserve_stack
 
 RUN_ERRORS = (ValueError, RuntimeError, TypeError, IndexError, AttributeError, KeyError)
 

@@ -25,7 +25,6 @@ from typing import Any, Self
 import torch
 
 from mmspec.accelerated import check_call_arguments
-from mmspec.call_stack import reserve_stack
 from mmspec.draft import Round
 from mmspec.errors import check_number
 from mmspec.serving.batch import Row, RowBatch
@@ -40,6 +39,7 @@ from mmspec.serving.ticket import (
     is_out_of_memory,
 )
 from mmspec.streaming import ThreadState, take_turns
+from mmspec.targets.call_stack import reserve_stack
 from mmspec.targets.rows import CannotJoin
 from mmspec.targets.stop import check_seconds
 

@@ -173,7 +173,7 @@ def _systems(group: Group) -> list[System]:
 
 
 def _has_drafter(target: str, recipe: str | None) -> bool:
-    """Whether a recipe needs no draft model, or one of the target sees what it should."""
+    """Whether a recipe needs no draft model, or the target has one that sees what it asks for."""
     plan_ = recipes.get(str(recipe))
     name = zoo.drafter_for(target, plan_)
     if not plan_.takes_drafter or name is None:

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from mmspec.targets.readers.reader import Reader
-from mmspec.targets.readers.visual import placeholder_ids
 from mmspec.training.heads import TrainingExample, read_example
 from mmspec.training.losses import soft_cross_entropy
 from mmspec.training.small_model import MASSV, TEXT_ONLY, TrainableSmallModel
@@ -97,7 +96,7 @@ def new_sighted_model(reader: Reader, counts: Tensor, processor: Any) -> Sighted
 def token_loss(reader: Reader, head: SightedModel, example: TrainingExample) -> Tensor:  # ()
     """Cross entropy of the target's tokens."""
     real = example.tokens >= 0
-    logits = head.logits(example, placeholder_ids(reader.model, reader.family))
+    logits = head.logits(example, reader.placeholder_ids)
     return functional.cross_entropy(logits[real].float(), example.tokens[real])
 
 
@@ -107,7 +106,7 @@ def distillation_loss(reader: Reader, head: SightedModel, example: TrainingExamp
     real = example.tokens >= 0
     count = real.shape[1]
     states = read.prompt.features[:, -count - 1 : -1]
-    logits = head.logits(example, placeholder_ids(reader.model, reader.family))
+    logits = head.logits(example, reader.placeholder_ids)
     return soft_cross_entropy(logits[real], reader.head(states[real]))
 
 

@@ -11,8 +11,8 @@ import pytest
 
 from mmspec.accelerated import Accelerated
 from mmspec.bench import timing
-from mmspec.call_stack import reserve_stack
 from mmspec.serving.engine import Engine
+from mmspec.targets.call_stack import reserve_stack
 
 CALLS = 400
 CHUNK = 16 * 1024  # bytes
@@ -40,9 +40,9 @@ def count_slow_depths(function: Callable[[], int]) -> int:
 
 
 def test_a_loop_at_the_end_of_a_chunk_is_not_slower_with_room() -> None:
-    if count_slow_depths(loop) == 0:
-        pytest.skip("this interpreter maps no chunks within a loop")
     assert count_slow_depths(reserve_stack(loop)) == 0
+    if sys.version_info < (3, 14):  # later interpreters may keep a chunk
+        assert count_slow_depths(loop) > 0
 
 
 @pytest.mark.parametrize("function", [Accelerated._run, timing._time_request, Engine._work])
