@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from types import SimpleNamespace
+from typing import Any, ClassVar, cast
 
 import pytest
 import torch
 from torch import Tensor
 
-from mmspec.distributions.gaussian import DrivingNoise
-from mmspec.distributions.noise import KeyedNoise, Noise
+from mmspec.distributions.gaussian import DrivingNoise, Gaussian
+from mmspec.distributions.noise import KeyedNoise, Keys, Noise
 from mmspec.draft import Draft, Kind, Scores, Verdict, Verifier
 from mmspec.trees import Tree
 from mmspec.verifiers import sequence
@@ -52,6 +53,54 @@ def test_acceptance_is_the_published_one(r: float) -> None:
     found = [round(acceptance_rate(r, siblings), 3) for siblings in (1, 2, 3, 4)]
     assert found == list(TABLE[r])
     assert acceptance_rate(r, 1) == pytest.approx(overlap(r), abs=1e-12)
+
+
+@dataclass(frozen=True)
+class Given:
+    """Random numbers: one per sibling, and one for the residual."""
+
+    accept: Tensor  # (C,)
+    correct: float
+
+    def flip(self, probability: Tensor, lane: int) -> Tensor:
+        return self.accept.expand_as(probability) < probability
+
+    def fresh_keys(self, lane: int, index: Tensor) -> Any:
+        return SimpleNamespace(uniform=lambda: torch.tensor([[self.correct]]).double())
+
+    def shared_keys(self, position: Tensor) -> Keys:
+        return KeyedNoise(torch.zeros(1, dtype=torch.int64)).shared_keys(position)
+
+
+@pytest.mark.parametrize(
+    ("accept", "path", "along"),
+    [
+        ((0.2230, 0.0, 0.0), [0], None),  # exp(-1.5) = 0.2231
+        ((0.2232, 0.0, 0.3802), [2], None),  # the second is below lambda = 1 and is never accepted
+        ((0.2232, 0.0, 0.3803), [], 2.476836),  # a quarter of (p - 1.66932 q)+ is above it
+    ],
+)
+def test_three_siblings_by_hand(
+    accept: tuple[float, ...], path: list[int], along: float | None
+) -> None:
+    """r = 1, S = -1, 0.2 and 0.9: lambda 1, 1.382925, 1.669320 and G 0.382925, 0.286395, 0.235184.
+
+    The means differ along the first axis, so a residual keeps the second of the first sibling.
+    """
+    driving = torch.tensor([[[-1.0, 0.4], [0.2, 2.0], [0.9, 3.0]]], dtype=torch.float64)
+    std, mean = torch.tensor(0.5, dtype=torch.float64), torch.tensor([3.0, 5.0]).double()
+    tree, shift = Tree.branching([3]), torch.tensor([0.5, 0.0]).double()
+    q = Gaussian(mean.expand(1, 3, 2), std, 1)
+    tokens, extras = mean + std * driving, DrivingNoise(driving)
+    draft = Draft.from_tree(tree, tokens, Kind.IID, q, None, extras)
+    p = Gaussian((mean + shift).expand(1, 4, 2), std, 1)
+    scores = Scores(p, torch.tensor([[1, 2, 2, 2]]))
+    verdict = Sequence().verify(draft, scores, cast(Noise, Given(torch.tensor(accept), 0.25)))
+    assert [node for node in verdict.path[0].tolist() if node >= 0] == path
+    assert verdict.next is not None
+    if along is not None:
+        expected = mean + std * torch.tensor([along, 0.4]).double()
+        assert torch.allclose(verdict.next[0], expected, atol=1e-6)
 
 
 @pytest.mark.parametrize(("r", "siblings"), [(1.0, 4), (2.0, 1), (2.0, 3), (3.0, 2)])
