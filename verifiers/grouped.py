@@ -69,8 +69,9 @@ class RankWindow:
     `Embeddings`) those at a squared distance of `distance` or more. The paper tries sizes 3, 10, 25
     and 50; its code runs 14 with gap=0.15 and distance=0.5 between rows of the input embedding. A
     token with p(x) = 0 forms a group of one; the released code gives it the group that results from
-    the order of ties. Tokens that are no codes are excluded from a window; the released code then
-    compares no distances at all.
+    the order of ties. A window below the lowest rank is cut; the released code then compares x
+    alone. Tokens that are no codes are excluded from a window; the released code then compares no
+    distances at all.
     """
 
     size: int
