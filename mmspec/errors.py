@@ -332,3 +332,15 @@ def _value(text: str, default: Any, pair: str) -> Any:
             f"{pair!r} gives no {wanted.__name__}; give one, as in the default {default}"
         )
     return value
+
+
+def check_embedded(largest: int, size: int) -> None:
+    """Refuse a token id that a draft model of `size` tokens has no embedding of.
+
+    The kernel of an accelerator would end the process. Raises ValueError.
+    """
+    if largest >= size:
+        raise ValueError(
+            f"the text has token {largest}, but the draft model only {size} tokens; resize its "
+            "embeddings as the target's"
+        )

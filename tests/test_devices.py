@@ -9,12 +9,14 @@ import pytest
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.testing import assert_close
 from transformers import LlamaConfig
 
 import mmspec
 from mmspec import zoo
 from mmspec.targets.cache import SlotCache
 from tests.devices import FIRST, SECOND, Pretended, pretend_devices, put, read_back
+from tests.toys.mar import PLAN, mar, settings
 
 NEW = 12
 
@@ -172,3 +174,21 @@ def test_layers_of_two_devices_are_written_and_moved_where_they_lie() -> None:
     with pretend_devices():
         found = fill((FIRST, SECOND), FIRST)
     assert all(map(torch.equal, found, expected))
+
+
+def test_images_of_masked_models_are_sampled_where_the_model_lies() -> None:
+    """From classes on the CPU, plainly and by drafts."""
+    model, small, classes = mar(), mar(seed=1), torch.tensor([1, 3])
+    call: dict[str, Any] = {"class_labels": [1, 3], "seed": 2, **settings(PLAN)}
+    plain = model.sample(classes, PLAN, 2)
+    fast: Any = mmspec.accelerate(model, "cspd-coupled", drafter=small)
+    drafted = fast.generate_images(**call)
+    put(model, FIRST)
+    put(small, FIRST)
+    with pretend_devices():
+        there = model.sample(classes, PLAN, 2)
+        moved: Any = mmspec.accelerate(model, "cspd-coupled", drafter=small)
+        again = moved.generate_images(**call)
+        assert there.device == again.latents.device == FIRST
+        assert_close(read_back(there), plain)
+        assert_close(read_back(again.latents), drafted.latents)

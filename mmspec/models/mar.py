@@ -171,7 +171,7 @@ class MarForImageGeneration(MarPreTrainedModel):
 
         Noise and order depend on (seed, row id, position) alone, see `mmspec.distributions.noise`.
         """
-        plan = plan or PatchSettings()
+        plan, classes = plan or PatchSettings(), classes.to(self.device)
         batch, cells = len(classes), self.config.cells
         noise = KeyedNoise.from_seed(seed, batch, self.device, row_ids)
         turns, sampler = draw_order(noise, cells), self.make_sampler(plan)

@@ -25,7 +25,8 @@ class MarFormatter(sheets.SheetFormatter):
         self.sheet = sheets.parse_grid(settings.grid)
         given = {n: value for n, value in asdict(settings).items() if n not in _OUTPUT_SETTINGS}
         self.sampling = {name: value for name, value in given.items() if value is not None}
-        self.vae = autoencoder(Path(formatting.get_source(source, model)) / "vae")
+        folder = Path(formatting.get_source(source, model)) / "vae"
+        self.vae = autoencoder(folder).to(model.device)
 
     def request(self, prompts: Sequence[str]) -> dict[str, Any]:
         """A request for a grid of images of each class."""

@@ -209,7 +209,7 @@ def decode_pixels(vae: Any, latents: Tensor) -> Tensor:  # (B, 3, h, w) in [-1, 
         raise ValueError(
             f"vae={format_value(vae)} cannot decode; give an autoencoder of diffusers"
         ) from None
-    output = decode(latents)
+    output = decode(latents.to(getattr(vae, "device", latents.device)))
     pixels: Tensor = output if isinstance(output, Tensor) else output[0]
     return pixels
 

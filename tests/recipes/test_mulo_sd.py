@@ -26,6 +26,7 @@ from mmspec.models.code_resampler import FOLDER, CodeResampler, CodeResamplerCon
 from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 from tests import toys
+from tests.devices import FIRST, put
 from tests.modalities.drawing import logits_of
 from tests.toys import image_models
 
@@ -166,6 +167,8 @@ def test_a_resampler_lies_in_the_drafters_folder(tmp_path: Path) -> None:
         assert torch.equal(one.session.bound.drafter.sampler.model.say.weight, given.say.weight)
     with pytest.raises(ValueError, match="makes images 4 times larger, the models need 2"):
         bound("janus", upsampler=resampler("janus", 4))
+    with pytest.raises(ValueError, match="the resampler lies on meta:0 and the target on cpu"):
+        bound("janus", upsampler=put(given, FIRST))
 
 
 def test_options_become_parts() -> None:

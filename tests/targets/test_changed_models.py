@@ -107,6 +107,23 @@ def test_the_answer_is_that_of_the_model_as_it_is(
         assert torch.equal(model.generate(**request, **GREEDY, custom_generate=fast), expected)
 
 
+@pytest.mark.parametrize(("recipe", "sees"), [("coupled", "pixels"), ("tabed", "auto")])
+def test_a_draft_model_does_not_read_tokens_that_it_lacks(recipe: str, sees: str) -> None:
+    """Nor an accelerator, whose kernel would end the process; those of a prompt neither."""
+    model, request = toys.model("llava"), toys.inputs("llava")
+    fast = mmspec.accelerate(model, recipe, drafter=noisy("llava"), sees=sees)
+    count = model.get_input_embeddings().weight.shape[0]
+    grow(model)
+    words = {**request, "input_ids": request["input_ids"].clone()}
+    words["input_ids"][:, -1] += count
+    for given in (request, words):
+        expected = model.generate(**given, **GREEDY)
+        assert int(expected.max()) >= count
+        out = fast.generate(**given, **GREEDY)
+        assert torch.equal(out.sequences, expected)
+        assert f"but the draft model only {count} tokens" in out.stats.fallback
+
+
 def test_a_model_that_learns_without_a_cache_is_refused() -> None:
     model = copy.deepcopy(toys.model("llama"))
     fast, request = mmspec.accelerate(model, "prompt-lookup"), toys.inputs("llama")

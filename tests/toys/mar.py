@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -37,3 +38,12 @@ def mar(seed: int = 0, **sizes: Any) -> MarForImageGeneration:
             value.data += 0.1 * torch.randn_like(value)
     model.train(False)
     return model
+
+
+def settings(plan: PatchSettings) -> dict[str, Any]:
+    """The keyword arguments of a call with the settings of a plan."""
+    found = asdict(plan)
+    return {
+        **{k: v for k, v in found.items() if k != "schedule"},
+        "guidance_schedule": plan.schedule,
+    }

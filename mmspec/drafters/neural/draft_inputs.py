@@ -369,3 +369,15 @@ def resolve_compressor(
             f"{reader.config.hidden_size}; choose a compressor that needs no text"
         )
     return compressor.build(width, reader.model.get_input_embeddings().weight)
+
+
+def check_token_prompts(reader: Reader, use: str) -> None:
+    """Refuse a model whose prompts are not of its vocabulary, for a `use` that reads them again.
+
+    Raises ValueError.
+    """
+    if not reader.has_token_prompts:
+        raise ValueError(
+            f"{use}, and the prompts of {type(reader.model).__name__} are not of its vocabulary; "
+            "use another recipe, such as coupled"
+        )

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.compressors.contract import Compressed
+from mmspec.errors import check_embedded
 from mmspec.targets.readers.reader import Reader
 from mmspec.targets.tokens.context import count_padding
 
@@ -45,6 +46,7 @@ def merge_visual_features(
     rope = _rope(backbone, inputs)
     embeds, positions, types, sizes = [], [], [], []
     for row, (ids, pictures) in enumerate(zip(rows, visual, strict=True)):
+        check_embedded(max(set(ids).difference(placeholders)), backbone.vocabulary)
         tokens = torch.tensor(ids, device=backbone.device)
         text = (~torch.isin(tokens, torch.tensor(placeholders, device=tokens.device))).nonzero()[
             :, 0

@@ -32,7 +32,12 @@ from mmspec.drafters.neural.draft_inputs import (
     TextInputs,
     compressed_pixels,
 )
-from mmspec.drafters.neural.small_model import SMALL_MODEL, build_autoregressive
+from mmspec.drafters.neural.small_model import (
+    SMALL_MODEL,
+    build_autoregressive,
+    check_prompt,
+    check_unread,
+)
 from mmspec.drafters.neural.weighting import Agreement, Evidence, FixedWeights, Weighting
 from mmspec.drafters.shapes import Chain
 from mmspec.errors import format_value, is_integer
@@ -87,6 +92,8 @@ class Ensemble(DraftModel):
         indices = self.weighting.begin(context.batch, len(self.views), context.device)
         max_tokens = context.request.max_new_tokens + 64
         inputs_per_view = [view.build(context, self.backbone) for view in self.views]
+        for inputs in inputs_per_view:
+            check_prompt(self.backbone, context, inputs)
         memory = stack_memories(
             self.backbone,
             [self.backbone.prefill(inputs, max_tokens)[0] for inputs in inputs_per_view],
@@ -97,6 +104,7 @@ class Ensemble(DraftModel):
         )
 
     def predict_first(self, context: Context, state: _EnsembleState) -> Categorical:
+        check_unread(self.backbone, context, state.read)
         layout, counts = waiting_block(context, state.read, state.memory.like)
         logits, _ = self.backbone.read(state.memory, layout.repeat_batch(len(self.views)))
         state.memory.advance(counts * len(self.views))

@@ -14,7 +14,7 @@ from mmspec._attributes import delegate_to
 from mmspec.distributions.categorical import Categorical
 from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.draft_model import move_tensors
-from mmspec.drafters.neural.draft_inputs import build_draft_inputs
+from mmspec.drafters.neural.draft_inputs import build_draft_inputs, check_token_prompts
 from mmspec.drafters.neural.small_model import Autoregressive, SmallModel, build_autoregressive
 from mmspec.errors import check_number
 from mmspec.recipe import Kit
@@ -203,14 +203,15 @@ def _refused_tokens(
 def online_model(kit: Kit) -> Drafter:
     """A small model that learns.
 
-    Raises ValueError for a head, whose inputs are not kept, and for a draft model that shares
-    weights with the target.
+    Raises ValueError for a head, whose inputs are not kept, for a draft model that shares weights
+    with the target, and for prompts that are not of the target's vocabulary.
     """
     if not isinstance(kit.drafter, Reader):
         raise ValueError(
             "osd trains a whole draft model, and a head reads states of the target that are not "
             "kept; give drafter= a small model, or train the head with `mmspec train`"
         )
+    check_token_prompts(kit.target, "osd trains on the request")
     drafter = build_autoregressive(kit, SmallModel(kit.drafter, build_draft_inputs(kit)))
     learner = OnlineLearner(kit.drafter, kit.options["every"], kit.options["rate"])
     shared = find_shared_weights(kit.drafter.model, kit.target.model)

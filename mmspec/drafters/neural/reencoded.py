@@ -18,6 +18,7 @@ from mmspec.draft import Draft, Drafter, Kind, Round, Scores
 from mmspec.drafters.draft_model import DraftNodes, chain_layout
 from mmspec.drafters.lengths.length import Length
 from mmspec.drafters.lookup.prompt_lookup import length_of, pad_chains
+from mmspec.drafters.neural.draft_inputs import check_token_prompts
 from mmspec.drafters.neural.shared_tokens import AnyVocabularyKind, pad_prompts
 from mmspec.models.translation import WINDOW, OtherVocabulary, Translation, find_tokenizers
 from mmspec.recipe import Kit
@@ -227,6 +228,10 @@ REENCODED = ReencodedKind()
 
 
 def reencoded(kit: Kit) -> Drafter:
-    """Text of a draft model in the target's tokens."""
+    """Text of a draft model in the target's tokens.
+
+    Raises ValueError for prompts that are not of the target's vocabulary.
+    """
+    check_token_prompts(kit.target, "uad encodes the text again")
     assert isinstance(kit.drafter, TranslatedReader)
     return Reencoded(kit.drafter, length_of(kit))

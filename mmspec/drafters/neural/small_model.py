@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from operator import itemgetter
 from pathlib import Path
@@ -33,6 +33,7 @@ from mmspec.drafters.draft_model import (
 )
 from mmspec.drafters.neural.draft_inputs import DRAFT_INPUTS, DraftInputs, build_draft_inputs
 from mmspec.drafters.shapes import Chain, Shape
+from mmspec.errors import check_embedded
 from mmspec.models.compatibility import (
     check_pair,
     check_same_size,
@@ -138,6 +139,7 @@ class SmallModel(DraftModel):
 
     def begin(self, context: Context) -> _ModelState:
         inputs = move_tensors(self.inputs.build(context, self.backbone), self.backbone.device)
+        check_prompt(self.backbone, context, inputs)
         memory, logits, _ = self.backbone.prefill(
             inputs, extra_slots=context.request.max_new_tokens + 64
         )
@@ -158,6 +160,7 @@ class SmallModel(DraftModel):
         history = [len(row) for row in context.history]
         if state.prompt_logits is not None and state.read == history:
             return None
+        check_unread(self.backbone, context, state.read)
         unread = [  # nothing new: read its last token again
             length - (not finished)
             for length, finished in zip(history, context.finished, strict=True)
@@ -194,6 +197,20 @@ class SmallModel(DraftModel):
         memory = state.memory
         rows = memory.rows if isinstance(memory, RowMemories) else [memory]
         return sum(row.cache.bytes(max(row.lengths)) for row in rows)
+
+
+def check_prompt(reader: Reader, context: Context, inputs: Mapping[str, Any]) -> None:
+    """Refuse prompts with tokens that a draft model has no embedding of. Raises ValueError."""
+    ids = inputs.get("input_ids")
+    if reader.vocabulary < context.vocabulary and isinstance(ids, Tensor):
+        check_embedded(int(ids.max()), reader.vocabulary)
+
+
+def check_unread(reader: Reader, context: Context, read: Sequence[int]) -> None:
+    """The same of what follows the first `read[b]` tokens of each row. Raises ValueError."""
+    if reader.vocabulary < context.vocabulary:
+        for row, done in zip(context.history, read, strict=True):
+            check_embedded(max(row[done:], default=0), reader.vocabulary)
 
 
 @dataclass

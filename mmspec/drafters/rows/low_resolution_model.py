@@ -143,8 +143,13 @@ def build_upsampler(
     if given == "auto" and (folder := find_resampler(kit)) is not None:
         given = folder
     if isinstance(given, Path) or (isinstance(given, str) and Path(given).is_dir()):
-        given = load_resampler(given)
+        given = load_resampler(given).to(kit.target.device)
     if isinstance(given, CodeResampler):
+        if given.device != kit.target.device:
+            raise ValueError(
+                f"the resampler lies on {given.device} and the target on {kit.target.device}; give "
+                f"upsampler=resampler.to({str(kit.target.device)!r})"
+            )
         return TrainedResampler(fine.codebook, coarse.codebook, ratio, given)
     if not isinstance(given, str):
         resampler: Resampler | ConditionalResampler = given

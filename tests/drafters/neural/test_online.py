@@ -14,6 +14,7 @@ import mmspec
 from mmspec.drafters.neural import online
 from tests import toys
 from tests.partners import noisy
+from tests.toys import image_models
 
 ROOM = 16
 TURNS = 6
@@ -135,3 +136,9 @@ def test_weights_of_the_target_are_not_trained(shares_all: bool) -> None:
         drafter.set_input_embeddings(model.get_input_embeddings())
     with pytest.raises(ValueError, match=r"would change the target, .* such as .*embed_tokens"):
         mmspec.accelerate(model, "osd", drafter=drafter)
+
+
+@pytest.mark.parametrize("recipe", ["osd", "uad"])
+def test_prompts_that_are_no_text_cannot_be_read_again(recipe: str) -> None:
+    with pytest.raises(ValueError, match=r"the prompts of Janus.* are not of its vocabulary"):
+        mmspec.accelerate(image_models.janus(), recipe, drafter=image_models.janus())

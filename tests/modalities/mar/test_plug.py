@@ -18,7 +18,7 @@ from mmspec.decode import BrokenLogits
 from mmspec.modalities.mar.reader import class_tensor
 from mmspec.targets.continuous.patches import PatchSettings
 from mmspec.verifiers.path_ratio import PathRatio
-from tests.toys.mar import PLAN, mar
+from tests.toys.mar import PLAN, mar, settings
 
 LABELS = [1, None, 3]
 CALL: dict[str, Any] = {"class_labels": LABELS, "seed": 2}
@@ -28,14 +28,6 @@ NONE = torch.tensor([1, 5, 3])
 def accelerate(model: Any, recipe: str | None = None, **parts: Any) -> Any:
     """An `Accelerated`, as the annotation of `accelerate` has another class."""
     return mmspec.accelerate(model, recipe, **parts)
-
-
-def settings(plan: PatchSettings) -> dict[str, Any]:
-    found = asdict(plan)
-    return {
-        **{k: v for k, v in found.items() if k != "schedule"},
-        "guidance_schedule": plan.schedule,
-    }
 
 
 @pytest.mark.parametrize(("length", "calls"), [(1, 2), (3, 1), (4, 1)])
