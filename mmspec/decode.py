@@ -24,6 +24,7 @@ from mmspec.draft import (
     Verdict,
     Verifier,
 )
+from mmspec.targets.attention_kernels import without_plans
 from mmspec.trees import row_column
 
 if TYPE_CHECKING:
@@ -61,10 +62,7 @@ class ContextLike(Protocol):
 
 
 class BrokenLogits(ValueError):
-    """The target returned NaN or all -inf logits, or predicted NaN.
-
-    `tokens` holds the verified tokens of every row.
-    """
+    """The target's scores are NaN or all -inf; `tokens` holds the verified ones of every row."""
 
     def __init__(self, message: str, round_index: int, tokens: list[list[Any]]) -> None:
         super().__init__(message)
@@ -124,9 +122,11 @@ class Running:
         self.clock.to("draft")
         self.drafter = GuardedDrafter(parts.drafter)
         self.drafter.begin(self.context)
+        self.keys_grow = not self.context.empty_draft().tokens.is_floating_point()
         self.index = 0  # of the next round
         self.scores: Scores | None = None  # of the last round
 
+    @without_plans
     def step(self) -> Round:
         """Run one round; call `clock.resume()` before the next one."""
         parts, clock, guarded = self.parts, self.clock, self.drafter
