@@ -42,8 +42,9 @@ class Unplanned:
 
 def _has_others() -> bool:
     """Whether the user has left another kernel on."""
-    kinds = (cuda.flash_sdp_enabled, cuda.mem_efficient_sdp_enabled, cuda.math_sdp_enabled)
-    return any(kind() for kind in kinds)
+    return bool(
+        cuda.flash_sdp_enabled() or cuda.mem_efficient_sdp_enabled() or cuda.math_sdp_enabled()
+    )
 
 
 UNPLANNED = Unplanned()

@@ -126,7 +126,7 @@ class FixedSlots:
 
     def _use(self, buffer: Tensor) -> None:
         """Use a buffer (2 layers, R, heads, C, width) of the store."""
-        self.capacity, self.parts = buffer.shape[3], buffer.unbind(0)
+        self.capacity, self.parts = buffer.shape[3], split_layers(buffer)
         for part in self.parts:
             torch._dynamo.mark_dynamic(part, 2)
             if part.device.type == "cuda":
@@ -226,6 +226,15 @@ class FixedLayer:
 
     def get_mask_sizes(self, query_length: int) -> tuple[int, int]:
         return self.keys.shape[2], 0
+
+
+def split_layers(buffer: Tensor) -> tuple[Tensor, ...]:
+    """Keys and values of every layer in a buffer (2 layers, ...), as tensors of their own storage.
+
+    What is written in one storage torch compares pairwise when it compiles: of 28 layers, for most
+    of the time.
+    """
+    return tuple(map(torch.from_dlpack, buffer.unbind(0)))
 
 
 class FixedCache(Cache):

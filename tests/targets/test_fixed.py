@@ -18,6 +18,7 @@ from mmspec.targets.fixed import (
     FixedSlots,
     round_length,
     round_power,
+    split_layers,
 )
 from mmspec.targets.memory import TokenBlock, build_block
 from mmspec.trees import Tree
@@ -106,6 +107,17 @@ def test_sizes_come_from_a_small_set() -> None:
     assert round_length(129) == 256
     assert [round_power(one, MIN_CAPACITY) for one in (1, 256, 257, 1000)] == [256, 256, 512, 1024]
     assert [round_power(one) for one in (1, 2, 3, 5)] == [1, 2, 4, 8]
+
+
+def test_layers_of_a_buffer_have_storages_of_their_own() -> None:
+    """In the same memory; tensors of one storage torch compares pairwise when it compiles."""
+    buffer = torch.zeros(4, 1, 2, 8, 3, dtype=torch.bfloat16)
+    parts = split_layers(buffer)
+    buffer[2] = 1
+    assert [int(part.sum()) for part in parts] == [0, 0, 48, 0]
+    parts[3].fill_(2)
+    assert int(buffer[3].sum()) == 96
+    assert len({part.untyped_storage()._cdata for part in parts}) == 4
 
 
 def test_a_buffer_is_used_again_and_never_by_two_requests() -> None:

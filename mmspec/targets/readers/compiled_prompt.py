@@ -23,7 +23,13 @@ from torch import Tensor
 
 from mmspec import _hf
 from mmspec.targets.cache import SlotCache
-from mmspec.targets.fixed import MIN_CAPACITY, BufferStore, round_power, use_buffer
+from mmspec.targets.fixed import (
+    MIN_CAPACITY,
+    BufferStore,
+    round_power,
+    split_layers,
+    use_buffer,
+)
 from mmspec.targets.graphs import Function, GraphSet
 from mmspec.targets.memory import Memory
 from mmspec.targets.prompts import (
@@ -125,7 +131,7 @@ class PromptGraphs:
         make: Callable[[], Function],
         compare: Callable[[Sequence[Tensor]], float | None],
     ) -> Sequence[Tensor] | None:
-        inputs = prompt.place(buffer.unbind(0))
+        inputs = prompt.place(split_layers(buffer))
         return self.graphs.run(prompt.key, make, inputs, lambda: symbolic_axes(inputs), compare)
 
 
