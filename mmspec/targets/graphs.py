@@ -18,6 +18,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -39,6 +40,11 @@ def parse_backend(option: bool | str) -> str:
     """
     if option is True:
         return "inductor"
+    if option == "cudagraphs":
+        raise ValueError(
+            "compile='cudagraphs' fails at a second size of its inputs; give True, which runs CUDA "
+            "graphs of compiled kernels"
+        )
     known = sorted({"inductor", EAGER, *torch.compiler.list_backends(exclude_tags=())})
     if option not in known:
         raise ValueError(
@@ -184,8 +190,9 @@ def trace(function: Function, inputs: Sequence[Any], reads_constants: bool = Fal
         context: Any = StatelessSymbolicContext(dynamic_sizes=sizes)
         source = ConstantSource(f"input_{place}")
         fake.append(mode.from_tensor(leaf, source=source, symbolic_context=context))
-    # outside the mode, operations on other tensors than the inputs give real ones
-    with nullcontext() if reads_constants else mode:
+    # outside the mode, operations on other tensors than the inputs give real ones; where C++ takes
+    # `linear` apart, torch 2.11 writes the sizes of this call into the graph, Python does not
+    with nullcontext() if reads_constants else mode, enable_python_dispatcher():
         return make_fx(run, _error_on_data_dependent_ops=not reads_constants)(*fake)
 
 

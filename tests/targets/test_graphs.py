@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from mmspec.stats import DRAFTER, TARGET, CompileLog
-from mmspec.targets.graphs import EAGER, GraphSet, ModuleFingerprint, keep_argument_guards
+from mmspec.targets.graphs import EAGER, GraphSet, ModuleFingerprint, keep_argument_guards, trace
 from mmspec.targets.graphs import parse_backend as parse
 
 
@@ -20,6 +20,17 @@ def test_backends_are_named() -> None:
     for wrong in ("fastest", 3, 1):
         with pytest.raises(ValueError, match=r"compile=.* must be True, False or a backend"):
             parse(wrong)
+    with pytest.raises(ValueError, match="compile='cudagraphs' fails at a second size"):
+        parse("cudagraphs")
+
+
+def test_a_trace_keeps_sizes_that_differ_between_calls() -> None:
+    """Also through `linear`, which C++ takes apart."""
+    layer, x = nn.Linear(6, 4, bias=False), torch.ones(1, 5, 6)
+    torch._dynamo.mark_dynamic(x, 1)
+    with torch.no_grad():
+        traced = trace(lambda one: [layer(one)], [x])
+        assert traced(torch.ones(1, 7, 6))[0].shape == (1, 7, 4)
 
 
 def _double(x: Tensor) -> list[Tensor]:
