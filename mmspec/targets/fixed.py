@@ -14,6 +14,7 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
+from torch.utils.dlpack import from_dlpack
 from transformers.cache_utils import Cache
 
 from mmspec.targets.cache import SlotCache
@@ -234,7 +235,7 @@ def split_layers(buffer: Tensor) -> tuple[Tensor, ...]:
     What is written in one storage torch compares pairwise when it compiles: of 28 layers, for most
     of the time.
     """
-    return tuple(map(torch.from_dlpack, buffer.unbind(0)))
+    return tuple(map(from_dlpack, buffer.unbind(0)))
 
 
 class FixedCache(Cache):
