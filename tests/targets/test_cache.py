@@ -120,7 +120,8 @@ def test_a_layer_forgets_a_rejected_draft_or_is_refused(
         for mine, other in zip(ours, theirs, strict=True):
             if isinstance(own, SlotLayer) and mine.dim() == 4:  # it keeps more than a window
                 mine = mine[..., -other.shape[-2] :, :]
-            assert torch.equal(mine, other)
+            # values beyond an FP8 scale are NaN with torch 2.11, in the layer itself, too
+            assert_close(mine, other, atol=0, rtol=0, equal_nan=True)
 
 
 def test_what_cannot_be_copied_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
