@@ -136,10 +136,12 @@ def keep_sections(before: Page, page: Page, measured: Collection[str]) -> Page:
     sections = tuple(one if one.name in measured else known[one.name] for one in page.sections)
     fresh = {one.model for one in sections if one.name in measured}
     old = [one for one in before.categories if one.model not in fresh]
-    tables = (*old, *(one for one in page.categories if one.model in fresh))
+    tables = [*old, *(one for one in page.categories if one.model in fresh)]
+    places = [one.model for one in sections]
+    tables.sort(key=lambda one: places.index(one.model) if one.model in places else len(places))
     earlier = [one for one in before.command.splitlines() if one != page.command]
     command = "\n".join((*dict.fromkeys(earlier), page.command))
-    return Page(sections, command, tables, page.note or before.note)
+    return Page(sections, command, tuple(tables), page.note or before.note)
 
 
 def read_page(file: Path) -> Page:
