@@ -232,8 +232,8 @@ class FixedLayer:
 def split_layers(buffer: Tensor) -> tuple[Tensor, ...]:
     """Keys and values of every layer in a buffer (2 layers, ...), as tensors of their own storage.
 
-    What is written in one storage torch compares pairwise when it compiles: of 28 layers, for most
-    of the time.
+    What is written in one storage torch compares pairwise when it compiles: of 28 layers, for a
+    quarter of the time.
     """
     return tuple(map(from_dlpack, buffer.unbind(0)))
 

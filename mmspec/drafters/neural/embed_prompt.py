@@ -46,7 +46,7 @@ def merge_visual_features(
     rope = _rope(backbone, inputs)
     embeds, positions, types, sizes = [], [], [], []
     for row, (ids, pictures) in enumerate(zip(rows, visual, strict=True)):
-        check_embedded(max(set(ids).difference(placeholders)), backbone.vocabulary)
+        check_embedded(max(set(ids).difference(placeholders), default=0), backbone.vocabulary)
         tokens = torch.tensor(ids, device=backbone.device)
         text = (~torch.isin(tokens, torch.tensor(placeholders, device=tokens.device))).nonzero()[
             :, 0

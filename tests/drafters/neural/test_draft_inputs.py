@@ -23,6 +23,7 @@ from mmspec.targets.tokens.causal import CausalTarget
 from mmspec.targets.tokens.context import Context, Request
 from tests import toys
 from tests.covering import covering
+from tests.partners import noisy
 from tests.toys import readers as families
 
 torch.set_num_threads(1)
@@ -283,3 +284,15 @@ def test_a_draft_model_may_be_of_another_precision(family: str) -> None:
     out = mmspec.accelerate(model, "coupled", drafter=small).generate(**request, max_new_tokens=6)
     assert out.stats.fallback is None
     assert out.stats.draft_acceptance_rate == 1
+
+
+def test_a_prompt_of_a_picture_alone_is_drafted_for() -> None:
+    model, given = toys.model("llava"), toys.inputs("llava")
+    seen = given["input_ids"] == toys.IMAGE
+    ids = given["input_ids"][seen][None]
+    request = {**given, "input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    fast = mmspec.accelerate(model, "coupled", drafter=noisy("llava"), sees="target-features")
+    out = fast.generate(**request, max_new_tokens=8, do_sample=False)
+    assert out.stats.fallback is None
+    expected = model.generate(**request, max_new_tokens=8, do_sample=False)
+    assert torch.equal(out.sequences, expected)
